@@ -1,0 +1,118 @@
+"""SLO classes, fleet, engine limits, gateway and clients as frozen dataclasses; read from tfanalyze.toml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+UNSET = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SloClass:
+    """One SLO class. A limit of inf means "no limit of this kind"."""
+
+    name: str
+    ttft_s: float = inf  # first token, from the client's first attempt
+    tpot_s: float = inf  # mean gap between tokens of one request
+    e2e_s: float = inf  # last token, from the client's first attempt
+    priority: int = 0  # lower runs earlier (vLLM's direction)
+    timeout_s: float = inf  # the client gives up this long after an attempt began
+    max_retries: int = 0
+    retry_backoff_s: float = 1.0  # first back-off; doubles each time
+    retry_jitter: float = 0.5  # share of the back-off drawn at random, 0..1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What one engine replica allows. Names are vLLM's where vLLM has one."""
+
+    scheduler: str = "vllm"  # vllm (decode first, chunked prefill) | sglang (prefill first) | llamacpp (slots)
+    cache: str = "blocks"  # blocks (shared prefix blocks) | slot (llama.cpp's per-slot prefix) | none
+    queue: str = "fcfs"  # fcfs | priority
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    block_size: int = 16  # tokens per KV block
+    kv_tokens: int = 400_000  # KV capacity of the replica in tokens
+    watermark_share: float = 0.0  # share of KV that admission leaves free
+    chunked_prefill: bool = True
+    long_prefill_threshold: int = 0  # 0 = none; else the longest chunk of one request in one step
+    reserve_full_prompt: bool = False  # admit only when the whole prompt fits, not just its first chunk
+    mixed_chunk: bool = False  # sglang: decode together with a prefill chunk
+    host_kv_tokens: int = 0  # host-memory KV tier, 0 = none
+    host_load_tok_s: float = 0.0  # tokens a second loaded back from the host tier
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Instances of one model and version at one site, all alike."""
+
+    name: str
+    site: str = "site0"
+    count: int = 1
+    gpu: str = "default"
+    model: str = ""
+    version: str = ""
+    profile: str = ""  # key into the profiles given to replay; "" = the only one
+    role: str = "both"  # both | prefill | decode
+    engine: EngineLimits = field(default_factory=EngineLimits)
+    gpus_per_instance: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    name: str
+    rtt_s: float = 0.0  # gateway to site and back
+    region: str = ""  # for data-residency pins
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEvent:
+    """Something that happens to instances at a time. `target` is an instance, pool or site name."""
+
+    at_s: float
+    what: str  # crash | drain | start | stop
+    target: str
+    warmup_s: float = 0.0  # start: ready this long after at_s
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What the gateway knows, and how late."""
+
+    replicas: int = 1
+    report_interval_s: float = 0.0  # 0 = live engine state
+    report_delay_s: float = 0.0
+    index: str = "exact"  # exact (KV events) | approx (remembers what it sent where) | none
+    index_lag_s: float = 0.0
+    index_tokens: int = 0  # approx: capacity per instance in tokens, 0 = the instance's KV capacity
+    index_ttl_s: float = inf  # approx: an entry older than this no longer counts
+    sync_delay_s: float = inf  # gateways tell each other what they sent after this delay; inf = never
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Prefill/decode hand-off link, shared by the whole pool pair."""
+
+    tok_s: float = inf  # tokens of KV moved a second
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    pools: tuple[Pool, ...]
+    sites: tuple[Site, ...] = (Site("site0"),)
+    gateway: Gateway = Gateway()
+    transfer: Transfer = Transfer()
+    events: tuple[FleetEvent, ...] = ()
+
+    @property
+    def n_instances(self) -> int:
+        return sum(pool.count for pool in self.pools)
+
+
+DEFAULT_CLASSES: tuple[SloClass, ...] = (
+    SloClass("interactive", ttft_s=2.0, tpot_s=0.1, priority=0),
+    SloClass("long_context", ttft_s=15.0, tpot_s=0.2, priority=1),
+    SloClass("offline", e2e_s=600.0, priority=2),
+)

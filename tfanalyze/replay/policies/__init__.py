@@ -1,0 +1,67 @@
+"""Policies: one small file each, a frozen dataclass of parameters and a compiled decision.
+
+Three hooks, always in this order: admit (who may enter, when) -> site -> instance.  A policy class has
+``kind`` ("admit", "site" or "instance"), fields declared with ``param`` and one static decision function:
+
+    instance:  choose(view, request, params, memory, rng, scores) -> index of the instance
+    site:      choose_site(sites, request, params, memory, rng, scores) -> index of the site
+    admit:     admit(op, gate, request, params, memory, rng) -> see replay/state.py
+
+Layouts of ``view``, ``request``, ``sites`` and ``gate`` are the records of ``replay/state.py``.  None holds
+the true output length: a policy cannot read the future because there is no such field.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any
+
+from tfanalyze.errors import PolicyError
+
+
+def param(
+    default: float,
+    unit: str,
+    low: float,
+    high: float,
+    doc: str,
+    *,
+    log: bool = False,
+    integer: bool = False,
+    choices: tuple[str, ...] = (),
+    tune: bool = True,
+    simplex: str = "",
+) -> Any:
+    """Declare a parameter once: CLI, TOML, tuner, exporters and docs all read this declaration.
+
+    ``choices``: the value is an index into these names.  ``log``: search on a log scale.  ``tune=False``:
+    settable, but not searched unless asked.  ``simplex``: parameters with the same name here are shares
+    that sum to one.
+    """
+    meta = {
+        "unit": unit, "low": float(low), "high": float(high), "doc": doc, "log": log,
+        "integer": integer, "choices": choices, "tune": tune, "simplex": simplex,
+    }  # fmt: skip
+    return field(default=default, metadata=meta)
+
+
+# name on the command line -> "module:Class"; the module is imported when it is asked for
+POLICIES: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class PolicySet:
+    """One policy for each hook; any of them may be the trivial default."""
+
+    admit: Any
+    site: Any
+    instance: Any
+
+    @property
+    def name(self) -> str:
+        return "+".join(type(p).name for p in (self.instance, self.site, self.admit) if not type(p).trivial)
+
+    def parts(self) -> tuple[Any, Any, Any]:
+        return (self.admit, self.site, self.instance)
