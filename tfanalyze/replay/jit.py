@@ -24,12 +24,17 @@ def _cache_home() -> Path:
 
 
 def cache_key() -> str:
-    """Hash of every source file under ``replay/``, the numba version and the flags that change compiled code."""
+    """Hash of the loop's sources, of what policies share, the numba version and the flags that change compiled code.
+
+    A policy's own file is not part of it: numba stamps that one itself, and the loop only holds a pointer to it.
+    """
     from importlib.metadata import version
 
     digest = hashlib.sha256()
     here = Path(__file__).parent
-    for path in sorted(here.rglob("*.py")):
+    for path in sorted([*here.glob("*.py"), here / "policies" / "helpers.py"]):
+        if not path.exists():
+            continue
         digest.update(path.relative_to(here).as_posix().encode())
         digest.update(path.read_bytes())
     digest.update(version("numba").encode())
