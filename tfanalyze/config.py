@@ -39,6 +39,8 @@ class EngineLimits:
     long_prefill_threshold: int = 0  # 0 = none; else the longest chunk of one request in one step
     reserve_full_prompt: bool = False  # admit only when the whole prompt fits, not just its first chunk
     mixed_chunk: bool = False  # sglang: decode together with a prefill chunk
+    new_token_ratio: float = 0.4  # sglang: share of the running requests' remaining max_tokens kept free at admission
+    slot_similarity: float = 0.1  # llamacpp: least share of the prompt that a slot must hold to be preferred
     host_kv_tokens: int = 0  # host-memory KV tier, 0 = none
     host_load_tok_s: float = 0.0  # tokens a second loaded back from the host tier
 

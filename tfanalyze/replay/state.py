@@ -17,7 +17,7 @@ VIEW = np.dtype(
         ("running", "f8"),  # reported: requests in the batch (prefilling ones too)
         ("waiting", "f8"),  # reported: requests in the engine's queue
         ("decoding", "f8"),  # reported: sequences in decode
-        ("queued_prefill_tokens", "f8"),  # reported: uncached prompt tokens not yet computed, waiting + running
+        ("queued_prefill_tokens", "f8"),  # reported: prompt tokens not computed yet: whole prompts waiting + rest of running
         ("kv_used_share", "f8"),  # reported: KV held by running requests / capacity (cached idle blocks are free)
         ("kv_tokens", "f8"),  # reported: tokens of context held by decoding sequences
         ("preemptions", "f8"),  # reported: total so far
