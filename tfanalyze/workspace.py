@@ -13,10 +13,10 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tfanalyze.errors import InputError, WorkspaceError
 
@@ -123,7 +123,7 @@ class Workspace:
     def close(self) -> None:
         self.con.close()
 
-    def __enter__(self) -> Workspace:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -134,14 +134,14 @@ class Workspace:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing: what happens inside is committed at the end, or undone by any exception."""
+        import duckdb
+
         self.con.execute("BEGIN TRANSACTION")
         try:
             yield
         except BaseException:
-            try:
+            with suppress(duckdb.Error):  # a fatal error (disk full) has already ended the transaction
                 self.con.execute("ROLLBACK")
-            except Exception:  # a fatal error (disk full) has already ended the transaction
-                pass
             raise
         self.con.execute("COMMIT")
 
@@ -291,9 +291,9 @@ def _outcome_columns(
     name: str, trace: Trace, outcome: Any, classes: Sequence[SloClass] | None
 ) -> dict[str, Any]:
     import numpy as np
+    from tfanalyze.slo import attained
 
     from tfanalyze.config import DEFAULT_CLASSES
-    from tfanalyze.slo import attained
 
     n = len(trace)
     ids = trace.request_ids or tuple(f"r{row}" for row in range(n))

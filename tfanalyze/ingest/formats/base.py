@@ -1,0 +1,229 @@
+"""What a log format is: how it is recognised, and what each canonical column comes from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfanalyze.ingest.files import Source
+
+if TYPE_CHECKING:
+    import duckdb
+
+OBSERVED, DERIVED, ASSUMED = "observed", "derived", "assumed"
+Row = dict[str, Any]  # canonical columns, and `line`, `prov`; or `line`, `reject`
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user can say about a log that the log does not say itself."""
+
+    tz: str = "UTC"  # zone of times that name none
+    year: int | None = None  # year of times that name none
+    time_unit: str | None = None  # s | ms | us | ns: unit of numeric arrivals, in place of what was detected
+    time_base: str | None = None  # unix | monotonic | relative
+    instance: str | None = None  # where the log does not say
+    site: str | None = None
+    model: str | None = None
+    slo_class: str | None = None
+    vantage: str | None = None
+    block_size: int | None = None  # tokens a block, in place of what the format says
+    block_scope: str = "file"  # file | shared: are numbered block ids of two files the same blocks?
+    keep_tenants: bool = False
+    mapping: Mapping[str, Any] | None = None  # column = expression, for formats of your own
+    key_file: str | None = None  # key of the block hashes and pseudonyms; default: next to the workspace
+    seed: int = 1  # for formats that describe a load instead of listing requests
+    requests: int | None = None  # how many of them to draw
+    wait_s: float = 10.0  # how long to wait for a workspace that another process holds
+
+
+@dataclass(frozen=True, slots=True)
+class Col:
+    """A canonical column: a DuckDB expression over the format's own fields, and what it rests on."""
+
+    sql: str
+    prov: str = OBSERVED
+
+
+@dataclass(slots=True)
+class Context:
+    """What a mapping may look at: the connection, the staged rows, the file, the user's options."""
+
+    con: duckdb.DuckDBPyConnection
+    source: Source
+    options: Options
+    key: bytes
+    present: frozenset[str] = frozenset()  # fields that the file has
+    staged: str = "staged"
+    units: dict[str, str] = field(default_factory=dict)
+    clock: str = ""
+    time_base: str = "unix"
+    notes: list[str] = field(default_factory=list)
+    ignored: int = 0  # records that are no requests (other event types)
+
+    def one(self, sql: str) -> Any:
+        """The single value of a query over the staged rows."""
+        row = self.con.execute(sql).fetchone()
+        return None if row is None else row[0]
+
+    @property
+    def scope(self) -> int:
+        """A 63-bit number that keeps this file's numbered block ids apart from those of other files."""
+        return 0 if self.options.block_scope == "shared" else int(self.source.sha256[:16], 16) >> 1
+
+    def numbered_blocks(self, column: str) -> str:
+        """SQL: ids that only mean something inside this file, as 64-bit hashes."""
+        return f"list_transform({column}, lambda b: xor(b::UBIGINT, {self.scope}::UBIGINT))"
+
+    def numeric_time(self, column: str, default: str | None = None) -> str:
+        """SQL: a numeric time in microseconds; the unit is seen from its size, and stated in `units` and `clock`."""
+        unit, base = self.options.time_unit, self.options.time_base
+        if unit is None or base is None:
+            top = self.one(f"SELECT max(abs({column}::DOUBLE)) FROM {self.staged}") or 0.0
+            seen_unit, seen_base = epoch_unit(float(top), default)
+            unit, base = unit or seen_unit, base or seen_base
+        self.units["arrival"], self.time_base = unit, base
+        return to_us(column, unit)
+
+    def text_time(self, column: str) -> str:
+        """SQL: an ISO time, with zone or in the zone of the options, in microseconds since the epoch."""
+        self.units["arrival"] = f"ISO 8601, times without zone read as {self.options.tz}"
+        return f"epoch_us(try_cast({column} AS TIMESTAMPTZ))"
+
+
+SCALE = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
+
+
+def epoch_unit(top: float, default: str | None = None) -> tuple[str, str]:
+    """(unit, time base) of numeric times whose largest is `top`: the epoch's size tells s, ms, us and ns apart."""
+    for unit, low in (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 8e8)):
+        if top >= low:
+            return unit, "unix"
+    return default or "s", "relative"
+
+
+def to_us(column: str, unit: str) -> str:
+    """SQL: a number in `unit` as whole microseconds."""
+    if unit == "ns":
+        return f"({column}::HUGEINT // 1000)::BIGINT"
+    if unit == "us":
+        return f"round({column})::BIGINT"
+    return f"try_cast(round({column} * {SCALE[unit]:.0f}) AS BIGINT)"
+
+
+STATUS_SQL = """CASE WHEN {0} IS NULL THEN NULL
+ WHEN lower({0}::VARCHAR) IN ('ok','success','succeeded','true','200','completed','finished') THEN 'ok'
+ WHEN lower({0}::VARCHAR) IN ('timeout','timed_out','408','504','deadline_exceeded') THEN 'timeout'
+ WHEN lower({0}::VARCHAR) IN ('cancelled','canceled','client_cancel','aborted','abort','499') THEN 'cancelled'
+ WHEN lower({0}::VARCHAR) IN ('rejected','shed','429','503','rate_limited','evicted') THEN 'rejected'
+ ELSE 'error' END"""
+
+
+def status_sql(column: str) -> str:
+    """SQL: any of the usual words and HTTP codes as a canonical status."""
+    return STATUS_SQL.format(column)
+
+
+def status_of(value: Any) -> str | None:
+    """The same in Python."""
+    word = str(value).strip().lower() if value is not None else ""
+    if word in ("", "-", "none", "null"):
+        return None
+    if word in ("ok", "success", "succeeded", "true", "completed", "finished") or re.fullmatch(r"2\d\d", word):
+        return "ok"
+    if word in ("timeout", "timed_out", "408", "504", "deadline_exceeded"):
+        return "timeout"
+    if word in ("cancelled", "canceled", "client_cancel", "aborted", "abort", "499"):
+        return "cancelled"
+    if word in ("rejected", "shed", "429", "503", "rate_limited", "evicted"):
+        return "rejected"
+    return "error"
+
+
+@dataclass(slots=True)
+class Head:
+    """The start of a file, looked at in the ways that sniffing needs."""
+
+    source: Source
+    text: str
+    rows: list[dict[str, Any]]  # JSON objects that the first lines hold, one a line
+    is_document: bool  # starts as JSON that does not end on its first line, or is one array or object
+    header: list[str]  # CSV column names, as written
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset().union(*(row.keys() for row in self.rows)) if self.rows else frozenset()
+
+    def has(self, *keys: str) -> bool:
+        """Whether the JSON lines, or the start of the document, have all these keys."""
+        if self.rows and not self.is_document:
+            return all(key in self.keys for key in keys)
+        return self.text.lstrip()[:1] in ("{", "[") and all(f'"{key}"' in self.text for key in keys)
+
+
+def head_of(source: Source) -> Head:
+    """Look at the start of a file. Never raises on content."""
+    text = source.text_head()
+    stripped = text.lstrip()
+    rows: list[dict[str, Any]] = []
+    is_document = False
+    if stripped[:1] in ("{", "["):
+        full = stripped.split("\n")
+        for line in full[:40]:
+            row = load_object(line)
+            if row is not None:
+                rows.append(row)
+        is_document = not rows or (len(rows) == 1 and len([x for x in full if x.strip()]) == 1)
+    first = stripped.split("\n", 1)[0].strip().removeprefix("sep=,").strip()
+    header = [] if rows or stripped[:1] in ("{", "[", "#") else _header(first)
+    return Head(source, text, rows, is_document, header)
+
+
+def _header(line: str) -> list[str]:
+    if "," not in line and "\t" not in line:
+        return []
+    import csv
+
+    try:
+        return [name.strip() for name in next(csv.reader([line]))]
+    except (csv.Error, StopIteration):
+        return []
+
+
+def load_object(line: str) -> dict[str, Any] | None:
+    """A JSON object from a line, or None. NaN and Infinity become None."""
+    try:
+        row = json.loads(line, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One log format. `kind` says how it is read: jsonl, csv and parquet in SQL, python by `read`."""
+
+    name: str
+    title: str
+    kind: str
+    vantage: str
+    sniff: Callable[[Head], bool]
+    fields: Mapping[str, str] = field(default_factory=dict)
+    mapping: Callable[[Context], dict[str, Col]] | None = None
+    rejects: tuple[tuple[str, str], ...] = ()  # (reason, SQL over the fields)
+    record: str = "true"  # SQL over the fields: which lines are requests at all
+    read: Callable[[Source, Context], Iterator[Row]] | None = None
+    fills: tuple[str, ...] = ()  # python: the canonical columns it can fill
+    token_basis: str | None = None
+
+
+def stem(path: str) -> str:
+    """The name of a file without folders and endings, as an instance's name."""
+    name = Path(path).name
+    for ending in (".gz", ".zst", ".xz", ".log", ".jsonl", ".json", ".txt", ".out", ".prom", ".csv", ".parquet"):
+        name = name.removesuffix(ending)
+    return name

@@ -1,0 +1,303 @@
+"""Judge the staged records of one file by written rules, and move the good ones into `requests`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tfanalyze.errors import FormatError
+from tfanalyze.ingest.formats.base import ASSUMED, Col, Context, Format
+from tfanalyze.workspace import REQUEST_COLUMNS, Workspace
+
+if TYPE_CHECKING:
+    import duckdb
+
+TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "max_tokens")
+DURATIONS = ("queue_us", "ttft_us", "e2e_us", "deadline_us", "delay_us", "engine_prompt_us", "engine_predicted_us")
+PSEUDONYMS = {"tenant": "t", "session_id": "s"}
+MAX_TOKENS = 100_000_000
+MAX_DURATION_US = 30 * 86_400 * 1_000_000
+UNIX_RANGE = (946_684_800_000_000, 4_102_444_800_000_000)  # years 2000 to 2100
+RELATIVE_RANGE = (-86_400_000_000, 3_155_760_000_000_000)
+REASONS: dict[str, str] = {
+    "not_a_record": "the line is no JSON object, or no CSV row",
+    "torn_last_line": "the file ends inside its last record",
+    "wrong_number_of_columns": "the CSV row has more or fewer cells than the header",
+    "no_arrival": "no arrival time, and no place in a session that would give one",
+    "absurd_arrival": "an arrival outside the years 2000 to 2100, or far outside a relative trace",
+    "negative_tokens": "a token count below 0",
+    "absurd_tokens": "a token count above 100 million",
+    "duplicate": "the same request with the same arrival, length and instance was taken before",
+    "not_finished": "the record holds no request that ended",
+}
+REPAIRS: dict[str, str] = {
+    "cached_over_input": "more cached than prompt tokens: cached_tokens set to NULL",
+    "ttft_over_e2e": "first token after the end: ttft_us set to NULL",
+    "negative_duration": "durations below 0 set to NULL",
+    "absurd_duration": "durations above 30 days set to NULL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a file's records. `filled`: canonical column -> what it rests on."""
+
+    taken: int
+    reasons: dict[str, int]
+    repaired: dict[str, int]
+    filled: dict[str, str]
+    clock: str
+
+
+def columns_of(form: Format, ctx: Context) -> dict[str, Col]:
+    """Every canonical column that this file fills, with the options' constants where it does not say."""
+    if form.mapping is not None:
+        cols = form.mapping(ctx)
+    else:
+        cols = {name: Col(f'"{name}"') for name in REQUEST_COLUMNS if name in ctx.present}
+    if ctx.options.block_size and "blocks" in cols:
+        cols["block_size"] = Col(str(ctx.options.block_size), ASSUMED)
+    for name in ("instance", "site", "model", "slo_class"):
+        value = getattr(ctx.options, name)
+        if value is not None:
+            text = "'" + str(value).replace("'", "''") + "'"
+            old = cols.get(name)
+            cols[name] = Col(f"coalesce({old.sql}, {text})" if old else text, old.prov if old else ASSUMED)
+    return cols
+
+
+def take(workspace: Workspace, form: Format, ctx: Context, line: str) -> Verdict:
+    """Insert the staged records that pass, list the others in `rejects`; one transaction."""
+    con = ctx.con
+    cols = columns_of(form, ctx)
+    base = ctx.options.time_base or ctx.time_base
+    judged = _judged(form, cols, line, base)
+    vantage = ctx.options.vantage or form.vantage
+    _find_duplicates(con, vantage, cols, judged)
+    judged = _with_duplicates(con, judged)
+    reasons, taken = _counts(con, judged)
+    if not taken and set(reasons) == {"no_arrival"}:
+        raise FormatError(
+            "has no timestamps: no record says when it arrived", ctx.source.name, "give a log with arrival times"
+        )
+    repaired = _repairs(con, cols, judged) if taken else {}
+    clock = _clock(ctx, base)
+    with workspace.transaction():
+        source_id = _add_source(con, form, ctx, reasons, taken, repaired, clock)
+        if reasons:
+            con.execute(
+                f"INSERT INTO rejects SELECT {source_id}, ?, ln, reason, field FROM ({judged}) "
+                "WHERE reason IS NOT NULL AND reason <> 'blank'",
+                [ctx.source.name],
+            )
+        if taken:
+            _insert(con, form, ctx, cols, judged, source_id, base, vantage)
+            link_retries(con, source_id)
+            con.execute(
+                "UPDATE sources SET first_us = span.low, last_us = span.high FROM (SELECT min(arrival_us) AS low, "
+                f"max(arrival_us) AS high FROM requests WHERE source_id = {source_id}) span WHERE source_id = {source_id}"
+            )
+    filled = {name: col.prov for name, col in cols.items() if name != "provenance"}
+    return Verdict(taken, reasons, repaired, filled, clock)
+
+
+def _judged(form: Format, cols: dict[str, Col], line: str, base: str) -> str:
+    """SQL: the staged rows as canonical columns, each with its line and the reason it is rejected for, if any."""
+    picked = ", ".join(f'({col.sql}) AS "{name}"' for name, col in cols.items() if name not in ("provenance",))
+    prov = f', ({cols["provenance"].sql}) AS provenance' if "provenance" in cols else ""
+    format_rejects = "".join(f"WHEN {sql} THEN '{reason}' " for reason, sql in form.rejects)
+    extra = "reject" if form.kind == "python" else "NULL"
+    field = "field" if form.kind == "python" else "NULL::VARCHAR"
+    inner = (
+        f"SELECT {line} AS ln, bad, {field} AS field, CASE {format_rejects}WHEN false THEN '' ELSE {extra} END AS own, {picked}{prov} FROM staged"
+    )
+    return f"SELECT *, {_reason(cols, base)} AS reason FROM ({inner})"
+
+
+def _reason(cols: dict[str, Col], base: str) -> str:
+    tests = ["WHEN bad IS NOT NULL THEN bad", "WHEN own IS NOT NULL THEN own"]
+    if "arrival_us" in cols:
+        closed = "(session_id IS NOT NULL AND delay_us IS NOT NULL)" if {"session_id", "delay_us"} <= set(cols) else "false"
+        low, high = UNIX_RANGE if base == "unix" else RELATIVE_RANGE
+        tests.append(f"WHEN arrival_us IS NULL AND NOT {closed} THEN 'no_arrival'")
+        tests.append(f"WHEN arrival_us NOT BETWEEN {low} AND {high} THEN 'absurd_arrival'")
+    else:
+        tests.append("WHEN true THEN 'no_arrival'")
+    tokens = [name for name in TOKENS if name in cols]
+    if tokens:
+        tests.append(f"WHEN least({', '.join(tokens)}) < 0 THEN 'negative_tokens'")
+        tests.append(f"WHEN greatest({', '.join(tokens)}) > {MAX_TOKENS} THEN 'absurd_tokens'")
+    return "CASE " + " ".join(tests) + " END"
+
+
+def _find_duplicates(con: duckdb.DuckDBPyConnection, vantage: str, cols: dict[str, Col], judged: str) -> None:
+    """Table `duplicates`: lines whose request was taken before, in this file or an earlier one."""
+    con.execute("CREATE OR REPLACE TEMP TABLE duplicates(ln BIGINT)")
+    if not {"request_id", "arrival_us"} <= set(cols):
+        return
+    names = [n for n in ("request_id", "arrival_us", "output_tokens", "e2e_us", "instance", "attempt_no") if n in cols]
+    listed = ", ".join(names)
+    row = con.execute(
+        f"SELECT count(*), count(DISTINCT hash({listed})) FROM ({judged}) WHERE reason IS NULL AND request_id IS NOT NULL"
+    ).fetchone()
+    if row[0] != row[1]:
+        con.execute(
+            f"INSERT INTO duplicates SELECT ln FROM (SELECT ln, row_number() OVER (PARTITION BY {listed} ORDER BY ln) AS k "
+            f"FROM ({judged}) WHERE reason IS NULL AND request_id IS NOT NULL) WHERE k > 1"
+        )
+    same = " AND ".join(f"j.{name} IS NOT DISTINCT FROM r.{name}" for name in names if name not in PSEUDONYMS)
+    if con.execute("SELECT 1 FROM requests WHERE request_id IS NOT NULL LIMIT 1").fetchone():
+        con.execute(
+            f"INSERT INTO duplicates SELECT DISTINCT j.ln FROM ({judged}) j JOIN requests r ON {same} "
+            f"WHERE j.reason IS NULL AND j.request_id IS NOT NULL AND r.vantage = '{vantage}' "
+            "AND j.ln NOT IN (SELECT ln FROM duplicates)"
+        )
+
+
+def _with_duplicates(con: duckdb.DuckDBPyConnection, judged: str) -> str:
+    if not con.execute("SELECT 1 FROM duplicates LIMIT 1").fetchone():
+        return judged
+    return (
+        "SELECT * REPLACE (CASE WHEN reason IS NULL AND ln IN (SELECT ln FROM duplicates) THEN 'duplicate' "
+        f"ELSE reason END AS reason) FROM ({judged})"
+    )
+
+
+def _counts(con: duckdb.DuckDBPyConnection, judged: str) -> tuple[dict[str, int], int]:
+    rows = con.execute(f"SELECT reason, count(*) FROM ({judged}) GROUP BY reason ORDER BY reason").fetchall()
+    counts = {reason: count for reason, count in rows}
+    taken = counts.pop(None, 0)
+    counts.pop("blank", None)
+    return counts, taken
+
+
+def _repair_tests(cols: dict[str, Col]) -> dict[str, str]:
+    tests = {}
+    if {"cached_tokens", "input_tokens"} <= set(cols):
+        tests["cached_over_input"] = "cached_tokens > input_tokens"
+    if {"ttft_us", "e2e_us"} <= set(cols):
+        tests["ttft_over_e2e"] = "ttft_us > e2e_us AND e2e_us >= 0"
+    durations = [name for name in DURATIONS if name in cols]
+    if durations:
+        tests["negative_duration"] = f"least({', '.join(durations)}) < 0"
+        tests["absurd_duration"] = f"greatest({', '.join(durations)}) > {MAX_DURATION_US}"
+    return tests
+
+
+def _repairs(con: duckdb.DuckDBPyConnection, cols: dict[str, Col], judged: str) -> dict[str, int]:
+    tests = _repair_tests(cols)
+    if not tests:
+        return {}
+    listed = ", ".join(f"count_if({sql})" for sql in tests.values())
+    row = con.execute(f"SELECT {listed} FROM ({judged}) WHERE reason IS NULL").fetchone()
+    assert row is not None
+    return {name: count for name, count in zip(tests, row, strict=True) if count}
+
+
+def _repaired(name: str, cols: dict[str, Col]) -> str:
+    """SQL: a judged column after the repairs, with tenants and sessions as pseudonyms."""
+    if name in DURATIONS:
+        bad = f"{name} NOT BETWEEN 0 AND {MAX_DURATION_US}"
+        if name == "ttft_us" and "e2e_us" in cols:
+            bad += " OR (ttft_us > e2e_us AND e2e_us >= 0)"
+        return f"CASE WHEN {bad} THEN NULL ELSE {name} END"
+    if name == "cached_tokens" and "input_tokens" in cols:
+        return "CASE WHEN cached_tokens > input_tokens THEN NULL ELSE cached_tokens END"
+    return f'"{name}"'
+
+
+def _insert(
+    con: duckdb.DuckDBPyConnection,
+    form: Format,
+    ctx: Context,
+    cols: dict[str, Col],
+    judged: str,
+    source_id: int,
+    base: str,
+    vantage: str,
+) -> None:
+    values = {name: _repaired(name, cols) for name in cols if name in REQUEST_COLUMNS}
+    if not ctx.options.keep_tenants:
+        for name, prefix in PSEUDONYMS.items():
+            if name in values:
+                values[name] = f"pseudonym('{prefix}', {name}::VARCHAR)"
+    for name in ("request_id", "corr_id", "trace_id", "retry_of"):
+        if name in values:
+            values[name] = _safe_id(name)
+    prov = {name: col.prov for name, col in cols.items() if name != "provenance"}
+    constants = {
+        "vantage": vantage, "clock_domain": vantage, "time_base": base, "token_basis": form.token_basis,
+        "provenance": json.dumps(prov, sort_keys=True, separators=(",", ":")),
+    }  # fmt: skip
+    for name, value in constants.items():
+        if value is not None:
+            text = "'" + value.replace("'", "''") + "'"
+            values[name] = f"coalesce(\"{name}\", {text})" if name in values else text
+    uid = int(ctx.source.sha256[:15], 16)
+    values |= {"row_uid": f"({uid} + ln)::UBIGINT", "source_id": str(source_id), "source_line": "ln"}
+    names = ", ".join(values)
+    picked = ", ".join(f"try_cast({sql} AS {REQUEST_COLUMNS[name]})" for name, sql in values.items())
+    con.execute(f"INSERT INTO requests({names}) SELECT {picked} FROM ({judged}) WHERE reason IS NULL")
+
+
+def _safe_id(name: str) -> str:
+    """SQL: an id that a user may have chosen (spaces, an @, a key's prefix, very long) becomes a pseudonym."""
+    return (
+        f"CASE WHEN length({name}) > 128 OR contains({name}, '@') OR contains({name}, ' ') "
+        f"OR starts_with({name}, 'sk-') THEN pseudonym('r', {name}) ELSE {name} END"
+    )
+
+
+def link_retries(con: duckdb.DuckDBPyConnection, source_id: int) -> None:
+    """Mark attempts that share an id with an earlier failed one: retry_of and attempt_no, where the log is silent."""
+    for key in ("corr_id", "request_id"):
+        row = con.execute(
+            f"SELECT count({key}) - count(DISTINCT {key}) FROM requests WHERE source_id = {source_id}"
+        ).fetchone()
+        if row is None or not row[0]:
+            continue
+        con.execute(
+            f"UPDATE requests SET retry_of = coalesce(retry_of, first_id), attempt_no = coalesce(attempt_no, k), "
+            "provenance = json_merge_patch(provenance, '{\"retry_of\":\"derived\",\"attempt_no\":\"derived\"}') "
+            f"FROM (SELECT row_uid AS uid, first_value(coalesce(request_id, {key})) OVER w AS first_id, "
+            "row_number() OVER w - 1 AS k, lag(status) OVER w AS before "
+            f"FROM requests WHERE source_id = {source_id} AND {key} IS NOT NULL "
+            f"WINDOW w AS (PARTITION BY {key} ORDER BY arrival_us, source_line)) a "
+            f"WHERE requests.source_id = {source_id} AND requests.row_uid = a.uid AND a.k > 0 "
+            "AND a.before IN ('error', 'timeout', 'rejected', 'cancelled')"
+        )
+
+
+def _clock(ctx: Context, base: str) -> str:
+    if ctx.clock:
+        return ctx.clock
+    unit = ctx.units.get("arrival", "")
+    if base == "relative":
+        return f"relative: {unit} since the trace began"
+    if base == "monotonic":
+        return f"monotonic: {unit} of the process's own clock, no date"
+    return f"unix, from {unit}" if unit else "unix"
+
+
+def _add_source(
+    con: duckdb.DuckDBPyConnection,
+    form: Format,
+    ctx: Context,
+    reasons: dict[str, int],
+    taken: int,
+    repaired: dict[str, int],
+    clock: str,
+) -> int:
+    row = con.execute("SELECT coalesce(max(source_id), 0) + 1 FROM sources").fetchone()
+    assert row is not None
+    rejected = sum(reasons.values())
+    notes = ctx.source.notes + ctx.notes
+    con.execute(
+        "INSERT INTO sources VALUES (?, ?, ?, 'log', ?, ?, ?, ?, ?, ?, NULL, NULL, ?, ?, ?, ?)",
+        [
+            row[0], ctx.source.name, form.name, ctx.source.sha256, ctx.source.bytes, taken + rejected, taken, rejected,
+            reasons.get("torn_last_line", 0), clock, json.dumps(ctx.units), json.dumps(repaired), json.dumps(notes),
+        ],
+    )  # fmt: skip
+    return int(row[0])
