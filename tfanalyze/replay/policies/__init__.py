@@ -48,7 +48,25 @@ def param(
 
 
 # name on the command line -> "module:Class"; the module is imported when it is asked for
-POLICIES: dict[str, str] = {}
+POLICIES: dict[str, str] = {
+    # the gateways' own
+    "llmd": "tfanalyze.replay.policies.llmd:Llmd",
+    "llmd_flow": "tfanalyze.replay.policies.llmd:LlmdFlow",
+    "sglang": "tfanalyze.replay.policies.sglang:Sglang",
+    "router_queue": "tfanalyze.replay.policies.sglang:RouterQueue",
+    "smg": "tfanalyze.replay.policies.smg:Smg",
+    "smg_priority": "tfanalyze.replay.policies.smg:SmgPriority",
+    "dynamo": "tfanalyze.replay.policies.dynamo:Dynamo",
+    "dynamo_queues": "tfanalyze.replay.policies.dynamo:DynamoQueues",
+    "vllm_router": "tfanalyze.replay.policies.vllm_router:VllmRouter",
+    "production_stack": "tfanalyze.replay.policies.production_stack:ProductionStack",
+    "aibrix": "tfanalyze.replay.policies.aibrix:Aibrix",
+    "litellm": "tfanalyze.replay.policies.litellm:Litellm",
+    "envoy": "tfanalyze.replay.policies.envoy:EnvoySites",
+    "envoy_lb": "tfanalyze.replay.policies.envoy:EnvoyLb",
+    "envoy_breakers": "tfanalyze.replay.policies.envoy:EnvoyBreakers",
+    "ray_serve": "tfanalyze.replay.policies.ray_serve:RayServe",
+}
 
 
 @dataclass(frozen=True)
