@@ -79,7 +79,11 @@ def helper(function: F) -> F:
     return compiled
 
 
-kernel = helper
+def inner(function: F) -> F:
+    """Compile a part of the loop: as ``helper``, but only compiled code can call it (its wrappers would cost most of the compile time)."""
+    options = {} if JIT_OFF else {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False, **options)(function)
+    return compiled
 
 
 @helper
