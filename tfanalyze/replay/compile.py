@@ -4,63 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import tfanalyze.replay.jit  # noqa: F401  (sets the cache folder before numba is loaded)
 import numba
+import numpy as np
 from numba import types
 
-from tfanalyze.replay.jit import JIT_OFF, helper
-from tfanalyze.replay.layout import Gates
+from tfanalyze.replay.bundle import bundle_type, opener, store_function, table_of
+from tfanalyze.replay.jit import JIT_OFF, optimise_whole
 from tfanalyze.replay.loop import run_loop
 from tfanalyze.replay.state import GATE, REQUEST, SITE, VIEW
 
-
-@helper
-def kernel(en, a, admit, site, choose):  # type: ignore[no-untyped-def]
-    """Run one replay over its arrays; returns the fault code."""
-    gw = Gates(
-        a.views,
-        a.req,
-        a.sites,
-        a.gate,
-        a.queue,
-        a.pub,
-        a.ring,
-        a.learn,
-        a.swing,
-        a.cls,
-        a.serves,
-        a.tm,
-        a.ih,
-        a.due,
-        a.dirty,
-        a.ends,
-        a.end_s,
-        a.drain,
-        a.msg,
-        a.ix,
-        a.ixbucket,
-        a.ixhead,
-        a.ixlru,
-        a.event,
-        a.p_admit,
-        a.p_site,
-        a.p_inst,
-        a.m_admit,
-        a.m_site,
-        a.m_inst,
-        a.rng,
-        a.scores,
-        a.series,
-        a.quota,
-        a.trace_view,
-        a.trace_req,
-        a.trace_scores,
-        admit,
-        site,
-        choose,
-    )
-    return run_loop(en, gw)
+DECISION = {"instance": "choose", "site": "choose_site", "admit": "admit"}
+HOOKS = {"admit": "admit", "site": "site", "choose": "instance"}  # name in the bundle -> kind of policy
 
 
 @functools.cache
@@ -79,40 +37,44 @@ def signatures() -> dict[str, Any]:
     }
 
 
-DECISION = {"instance": "choose", "site": "choose_site", "admit": "admit"}
-
-
 @functools.cache
 def compile_policy(policy_class: type) -> Callable[..., int]:
     """The policy's decision function, compiled for its hook (plain Python when the JIT is off)."""
     kind: str = policy_class.kind  # type: ignore[attr-defined]
     function = getattr(policy_class, DECISION[kind])
-    if JIT_OFF:
-        return function  # type: ignore[no-any-return]
     plain = getattr(function, "py_func", function)
-    return numba.njit([signatures()[kind]], cache=_cacheable(plain), nogil=True, error_model="numpy", _nrt=False)(plain)  # type: ignore[no-any-return]
-
-
-def _cacheable(function: Callable[..., Any]) -> bool:
-    return function.__module__ != "__main__"
+    if JIT_OFF:
+        return plain  # type: ignore[no-any-return]
+    cache = plain.__module__ != "__main__"
+    return numba.njit([signatures()[kind]], cache=cache, nogil=True, error_model="numpy", _nrt=False)(plain)  # type: ignore[no-any-return]
 
 
 @functools.cache
-def compiled_kernel(en_type: Any, a_type: Any) -> Callable[..., int]:
-    """The loop for the given array types (they are always the same but in tests)."""
-    kinds = signatures()
-    pointers = [types.FunctionType(kinds[k]) for k in ("admit", "site", "instance")]
-    signature = types.int64(en_type, a_type, *pointers)
-    return numba.njit([signature], cache=True, nogil=True, error_model="numpy", _nrt=False)(kernel.py_func)  # type: ignore[no-any-return,attr-defined]
+def compiled_kernel(en_type: Any, gates_type: Any) -> Callable[..., int]:
+    """The loop for the given array types (they are always the same)."""
+    open_engine, open_gates = opener(en_type), opener(gates_type)
+
+    def replay_kernel(en_table, gates_table, admit, site, choose):  # type: ignore[no-untyped-def]
+        en = open_engine(en_table)
+        gates = open_gates(gates_table)
+        store_function(gates, 0, admit)
+        store_function(gates, 1, site)
+        store_function(gates, 2, choose)
+        return run_loop(en, gates)
+
+    pointers = [types.FunctionType(signatures()[kind]) for kind in HOOKS.values()]
+    signature = types.int64(types.int64, types.int64, *pointers)
+    with optimise_whole(replay_kernel.__name__):
+        return numba.njit([signature], cache=True, nogil=True, error_model="numpy", _nrt=False)(replay_kernel)  # type: ignore[no-any-return]
 
 
-def run_kernel(en: Any, a: Any, admit: type, site: type, choose: type) -> int:
-    """Compile what is not compiled yet, and run."""
+def run_kernel(en: Any, gates: Any, admit: type, site: type, choose: type) -> int:
+    """Compile what is not compiled yet, and run; returns the fault code."""
     pointers = (compile_policy(admit), compile_policy(site), compile_policy(choose))
     if JIT_OFF:
-        import numpy as np
-
         with np.errstate(all="ignore"):
-            return int(kernel(en, a, *pointers))
-    loop = compiled_kernel(numba.typeof(en), numba.typeof(a))
-    return int(loop(en, a, *pointers))
+            return int(run_loop(en, SimpleNamespace(**gates._asdict(), **dict(zip(HOOKS, pointers, strict=True)))))
+    functions = {name: types.FunctionType(signatures()[kind]) for name, kind in HOOKS.items()}
+    loop = compiled_kernel(bundle_type(en), bundle_type(gates, functions))
+    en_table, gates_table = table_of(en), table_of(gates, len(HOOKS))
+    return int(loop(en_table.ctypes.data, gates_table.ctypes.data, *pointers))

@@ -21,7 +21,7 @@ from tfanalyze.replay.gateway import (
     restore_ready,
     set_ready,
 )
-from tfanalyze.replay.jit import hash_u64, inner
+from tfanalyze.replay.jit import hash_inner, inner
 from tfanalyze.replay.layout import (
     DECODE,
     EPS,
@@ -236,7 +236,7 @@ def free_flight(en, x):
 @inner
 def hash01(a, b, c):
     """Uniform in [0, 1) from three integers."""
-    h = hash_u64(hash_u64(hash_u64(a) + np.uint64(b)) + np.uint64(c))
+    h = hash_inner(hash_inner(hash_inner(a) + np.uint64(b)) + np.uint64(c))
     return np.float64(h >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 

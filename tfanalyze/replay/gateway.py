@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tfanalyze.replay.cache import create, destroy, drop_if_empty, entry_for, find, lru_append, lru_remove
-from tfanalyze.replay.jit import hash_u64, inner
+from tfanalyze.replay.jit import hash_inner, inner
 from tfanalyze.replay.layout import EPS, F_INDEX, F_MESSAGES, NONE
 from tfanalyze.replay.steptime import step_s
 
@@ -288,7 +288,7 @@ def describe(en, gw, g, x, now_s):
     q.tpot_slo_s = c.tpot_s
     q.e2e_slo_s = c.e2e_s
     q.deadline_s = q.arrival_s + r.deadline_s if r.deadline_s == r.deadline_s else np.inf
-    q.session = np.int64(hash_u64(r.session) >> np.uint64(1))
+    q.session = np.int64(hash_inner(r.session) >> np.uint64(1))
     q.last_instance = en.out[r.last].instance if r.last >= 0 else NONE
     q.last_site = en.inst[q.last_instance].site if q.last_instance >= 0 else NONE
     q.prefix = NONE

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ def cache_key() -> str:
 
     digest = hashlib.sha256()
     here = Path(__file__).parent
-    for path in sorted([*here.glob("*.py"), here / "policies" / "helpers.py"]):
+    for path in sorted([*here.glob("*.py"), *(here / "policies").glob("helpers*.py")]):
         if not path.exists():
             continue
         digest.update(path.relative_to(here).as_posix().encode())
@@ -79,11 +80,65 @@ def helper(function: F) -> F:
     return compiled
 
 
-def inner(function: F) -> F:
-    """Compile a part of the loop: as ``helper``, but only compiled code can call it (its wrappers would cost most of the compile time)."""
-    options = {} if JIT_OFF else {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False, **options)(function)
+def builder(function: F) -> F:
+    """Compile a function that prepares data before a run: it may allocate."""
+    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     return compiled
+
+
+def inner(function: F) -> F:
+    """Compile a part of the loop: like ``helper``, but only compiled code can call it, and only the whole is cached."""
+    options = {} if JIT_OFF else {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    compiled: F = numba.njit(nogil=True, error_model="numpy", _nrt=False, **options)(function)
+    return compiled
+
+
+@contextmanager
+def optimise_whole(name: str) -> Iterator[None]:
+    """Within this block only the function ``name`` is optimised and turned into machine code, with all it calls inlined.
+
+    numba does that for every function it meets, each time with everything below it: for a loop of a hundred small
+    functions the same code is optimised dozens of times.  Uses numba's internals (0.61 to 0.68); where they look
+    different nothing is changed and compiling takes longer.
+    """
+    from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
+    from numba.core.compiler_lock import global_compiler_lock
+
+    optimise = getattr(JITCodeLibrary, "_optimize_final_module", None)
+    finalise = getattr(JITCodeLibrary, "_finalize_final_module", None)
+    set_env = getattr(JITCPUCodegen, "set_env", None)
+    if None in (optimise, finalise, set_env, getattr(JITCodeLibrary, "_finalize_dynamic_globals", None)):
+        yield
+        return
+
+    def is_whole(library: Any) -> bool:
+        return name in library.name
+
+    def optimise_top(library: Any) -> None:
+        if is_whole(library):
+            optimise(library)
+
+    def finalise_top(library: Any) -> None:
+        if is_whole(library):
+            finalise(library)
+        else:
+            library._finalize_dynamic_globals()
+            library._finalized = True
+
+    def set_env_of_top(codegen: Any, env_name: str, env: Any) -> None:
+        if name in env_name:  # the others have no machine code of their own to point at it
+            set_env(codegen, env_name, env)
+
+    with global_compiler_lock:
+        JITCPUCodegen.set_env = set_env_of_top
+        JITCodeLibrary._optimize_final_module = optimise_top
+        JITCodeLibrary._finalize_final_module = finalise_top
+        try:
+            yield
+        finally:
+            JITCodeLibrary._optimize_final_module = optimise
+            JITCodeLibrary._finalize_final_module = finalise
+            JITCPUCodegen.set_env = set_env
 
 
 @helper
@@ -102,10 +157,13 @@ def rand01(rng):  # type: ignore[no-untyped-def]
     return np.float64(next_u64(rng) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@helper
-def hash_u64(x):  # type: ignore[no-untyped-def]
+def _hash_u64(x):  # type: ignore[no-untyped-def]
     """One round of splitmix64 over an integer: a hash without state."""
     z = np.uint64(x) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
+
+
+hash_u64 = helper(_hash_u64)  # for policies and Python
+hash_inner = inner(_hash_u64)  # for the loop

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
+from tfanalyze.replay.jit import builder
 from tfanalyze.trace import I32, I64, Trace
 
 
@@ -57,7 +57,7 @@ def build_segments(trace: Trace, block_size: int) -> Segments:
     return Segments(e, start[:n_seg].copy(), end[:n_seg].copy(), path_off, path)
 
 
-@numba.njit(cache=True)
+@builder
 def _limits(off, inputs, outputs, t, e):  # type: ignore[no-untyped-def]
     """Engine blocks of each request: list reach and length both count."""
     limit = np.empty(len(inputs), np.int32)
@@ -67,13 +67,13 @@ def _limits(off, inputs, outputs, t, e):  # type: ignore[no-untyped-def]
     return limit
 
 
-@numba.njit(cache=True)
+@builder
 def _key(off, ids, r, j, t, e):  # type: ignore[no-untyped-def]
     """(node, block) of engine block j of request r as one integer."""
     return (np.int64(ids[off[r] + ((j + 1) * e - 1) // t]) << 24) | j
 
 
-@numba.njit(cache=True)
+@builder
 def _cut_keys(off, ids, inputs, limit, t, e):  # type: ignore[no-untyped-def]
     """Blocks before which a node must be split: a prompt's hit limit, its end, the end of the request."""
     n = len(inputs)
@@ -92,7 +92,7 @@ def _cut_keys(off, ids, inputs, limit, t, e):  # type: ignore[no-untyped-def]
     return keys
 
 
-@numba.njit(cache=True)
+@builder
 def _forced_keys(off, ids, inputs, limit, t, e):  # type: ignore[no-untyped-def]
     """Blocks that start a segment even if the same requests share both sides."""
     n = len(inputs)
@@ -105,7 +105,7 @@ def _forced_keys(off, ids, inputs, limit, t, e):  # type: ignore[no-untyped-def]
     return keys
 
 
-@numba.njit(cache=True)
+@builder
 def _first_pieces(off, ids, limit, n_node, t, e, extra, keys):  # type: ignore[no-untyped-def]
     """Number the pieces: each node that ends an engine block has one, and one more for each cut inside it."""
     piece0 = np.full(n_node, -1, np.int32)
@@ -122,7 +122,7 @@ def _first_pieces(off, ids, limit, n_node, t, e, extra, keys):  # type: ignore[n
     return piece0, n_piece
 
 
-@numba.njit(cache=True)
+@builder
 def _next_piece(keys, node, lo, hi, at):  # type: ignore[no-untyped-def]
     """End of the piece of ``node`` that starts at block ``lo``; ``at`` = index into keys; returns end, next index."""
     base = np.int64(node) << 24
@@ -133,7 +133,7 @@ def _next_piece(keys, node, lo, hi, at):  # type: ignore[no-untyped-def]
     return np.int64(hi), at
 
 
-@numba.njit(cache=True)
+@builder
 def _count(off, ids, limit, piece0, keys, count, t, e):  # type: ignore[no-untyped-def]
     for r in range(len(limit)):
         for i in range(off[r + 1] - off[r]):
@@ -151,7 +151,7 @@ def _count(off, ids, limit, piece0, keys, count, t, e):  # type: ignore[no-untyp
                 piece += 1
 
 
-@numba.njit(cache=True)
+@builder
 def _merge(off, ids, limit, piece0, keys, forced, count, seg_of, t, e):  # type: ignore[no-untyped-def]
     """Give every piece its segment: the one above it if the same requests go on and no one's prompt ends between."""
     start = np.empty(len(count), np.int32)
@@ -192,7 +192,7 @@ def _merge(off, ids, limit, piece0, keys, forced, count, seg_of, t, e):  # type:
     return start, end, n_seg, path_n
 
 
-@numba.njit(cache=True)
+@builder
 def _paths(off, ids, limit, piece0, keys, seg_of, path_off, path, t, e):  # type: ignore[no-untyped-def]
     for r in range(len(limit)):
         at_path = path_off[r]

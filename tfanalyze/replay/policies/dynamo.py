@@ -13,7 +13,7 @@ import numpy as np
 
 from tfanalyze.replay.jit import rand01
 from tfanalyze.replay.policies import param
-from tfanalyze.replay.policies.helpers import argmin
+from tfanalyze.replay.policies.helpers_gateway import least
 from tfanalyze.replay.state import ADMIT_HEAD, ADMIT_NEXT, HOLD, PASS, SHED
 
 DEFAULT_COST, TWO_TIER, LMETRIC = 0.0, 1.0, 2.0
@@ -34,15 +34,40 @@ class Dynamo:
     kind: ClassVar[str] = "instance"
     trivial: ClassVar[bool] = False
 
-    overlap_score_credit: float = param(1.0, "block/block", 0.0, 4.0, "prefill blocks saved for each block cached there")
-    overlap_score_credit_decay: float = param(0.0, "factor", 0.0, 4.0, "credit lost with the worker's excess of prefill")
-    prefill_load_scale: float = param(1.0, "block/block", 0.01, 20.0, "a block of prefill against a block of decode", log=True)
-    decode_active_request_weight: float = param(0.0, "blocks", 0.0, 256.0, "cost of one active request, in blocks")
-    router_temperature: float = param(0.0, "factor", 0.0, 2.0, "softmax over normalised costs; 0 = least cost", tune=False)
-    selection: float = param(0, "choice", 0, 2, "worker_selection type", integer=True, choices=("dynamo-default-cost-fn", "dynamo-two-tier-cost-fn", "lmetric"), tune=False)
-    cache_threshold: float = param(0.5, "share", 0.0, 1.0, "two-tier: share of blocks that must be cached", tune=False)
-    balance_abs_threshold: float = param(32, "requests", 0, 1024, "two-tier: spread of active requests", integer=True, tune=False)
-    balance_rel_threshold: float = param(1.1, "factor", 1.0, 10.0, "two-tier: largest over smallest", tune=False)
+    overlap_score_credit: float = param(
+        1.0, "block/block", 0.0, 4.0, "prefill blocks saved for each block cached there"
+    )
+    overlap_score_credit_decay: float = param(
+        0.0, "factor", 0.0, 4.0, "credit lost with the worker's excess of prefill"
+    )
+    prefill_load_scale: float = param(
+        1.0, "block/block", 0.01, 20.0, "a block of prefill against a block of decode", log=True
+    )
+    decode_active_request_weight: float = param(
+        0.0, "blocks", 0.0, 256.0, "cost of one active request, in blocks"
+    )
+    router_temperature: float = param(
+        0.0, "factor", 0.0, 2.0, "softmax over normalised costs; 0 = least cost", tune=False
+    )
+    selection: float = param(
+        0,
+        "choice",
+        0,
+        2,
+        "worker_selection type",
+        integer=True,
+        choices=("dynamo-default-cost-fn", "dynamo-two-tier-cost-fn", "lmetric"),
+        tune=False,
+    )
+    cache_threshold: float = param(
+        0.5, "share", 0.0, 1.0, "two-tier: share of blocks that must be cached", tune=False
+    )
+    balance_abs_threshold: float = param(
+        32, "requests", 0, 1024, "two-tier: spread of active requests", integer=True, tune=False
+    )
+    balance_rel_threshold: float = param(
+        1.1, "factor", 1.0, 10.0, "two-tier: largest over smallest", tune=False
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -64,12 +89,12 @@ class Dynamo:
             follow = not uneven and best_hit > cache_threshold * request.input_tokens
             for n in range(view.size):
                 scores[n] = view[n].inflight if not follow or view[n].hit_tokens == best_hit else np.inf
-            return argmin(scores, view, rng)
+            return least(scores, view, rng)
         if selection == LMETRIC:
             for n in range(view.size):
                 prefill = view[n].inflight_prefill_tokens + request.input_tokens - view[n].hit_tokens
                 scores[n] = max(1.0, prefill) * (view[n].inflight + 1.0)
-            return argmin(scores, view, rng)
+            return least(scores, view, rng)
         low, high = np.inf, -np.inf
         for n in range(view.size):
             block = max(1.0, view[n].block_size)
@@ -78,13 +103,19 @@ class Dynamo:
             excess = (view[n].inflight_prefill_tokens - low_prefill) / block
             decay = 1.0 / (1.0 + overlap_score_credit_decay * max(0.0, excess) / need)
             prefill = view[n].inflight_prefill_tokens / block + need - overlap_score_credit * decay * hit
-            prompts = max(0.0, view[n].inflight_tokens - view[n].inflight * request.expected_output_tokens) / block
+            prompts = (
+                max(0.0, view[n].inflight_tokens - view[n].inflight * request.expected_output_tokens) / block
+            )
             decode = prompts + need - (hit if view[n].inflight > 0.0 else 0.0)
-            scores[n] = prefill_load_scale * max(0.0, prefill) + decode + decode_active_request_weight * view[n].inflight
+            scores[n] = (
+                prefill_load_scale * max(0.0, prefill)
+                + decode
+                + decode_active_request_weight * view[n].inflight
+            )
             if view[n].ready == 1:
                 low, high = min(low, scores[n]), max(high, scores[n])
         if router_temperature <= 0.0 or high <= low:
-            return argmin(scores, view, rng)
+            return least(scores, view, rng)
         total = 0.0
         for n in range(view.size):
             if view[n].ready == 1:
@@ -95,7 +126,7 @@ class Dynamo:
                 left -= np.exp(-(scores[n] - low) / ((high - low) * router_temperature))
                 if left <= 0.0:
                     return n
-        return argmin(scores, view, rng)
+        return least(scores, view, rng)
 
 
 @dataclass(frozen=True)
@@ -113,15 +144,29 @@ class DynamoQueues:
     trivial: ClassVar[bool] = False
     queue_by: ClassVar[str] = "class"
 
-    quantum_0: float = param(4096, "tokens", 64, 262144, "class 0 quantum: prompt tokens a turn", log=True, integer=True)
+    quantum_0: float = param(
+        4096, "tokens", 64, 262144, "class 0 quantum: prompt tokens a turn", log=True, integer=True
+    )
     quantum_1: float = param(2048, "tokens", 64, 262144, "class 1 quantum", log=True, integer=True)
     quantum_2: float = param(512, "tokens", 64, 262144, "class 2 quantum", log=True, integer=True)
-    prefill_busy_threshold_0: float = param(65536, "tokens", 256, 4194304, "class 0 prefill_busy_threshold", log=True, integer=True)
-    prefill_busy_threshold_1: float = param(65536, "tokens", 256, 4194304, "class 1 prefill_busy_threshold", log=True, integer=True)
-    prefill_busy_threshold_2: float = param(16384, "tokens", 256, 4194304, "class 2 prefill_busy_threshold", log=True, integer=True)
-    request_queue_limit_per_worker_0: float = param(64, "requests", 1, 65536, "class 0 request_queue_limit_per_worker", log=True, integer=True)
-    request_queue_limit_per_worker_1: float = param(64, "requests", 1, 65536, "class 1 request_queue_limit_per_worker", log=True, integer=True)
-    request_queue_limit_per_worker_2: float = param(1024, "requests", 1, 65536, "class 2 request_queue_limit_per_worker", log=True, integer=True)
+    prefill_busy_threshold_0: float = param(
+        65536, "tokens", 256, 4194304, "class 0 prefill_busy_threshold", log=True, integer=True
+    )
+    prefill_busy_threshold_1: float = param(
+        65536, "tokens", 256, 4194304, "class 1 prefill_busy_threshold", log=True, integer=True
+    )
+    prefill_busy_threshold_2: float = param(
+        16384, "tokens", 256, 4194304, "class 2 prefill_busy_threshold", log=True, integer=True
+    )
+    request_queue_limit_per_worker_0: float = param(
+        64, "requests", 1, 65536, "class 0 request_queue_limit_per_worker", log=True, integer=True
+    )
+    request_queue_limit_per_worker_1: float = param(
+        64, "requests", 1, 65536, "class 1 request_queue_limit_per_worker", log=True, integer=True
+    )
+    request_queue_limit_per_worker_2: float = param(
+        1024, "requests", 1, 65536, "class 2 request_queue_limit_per_worker", log=True, integer=True
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -130,7 +175,11 @@ class DynamoQueues:
     @staticmethod
     def admit(op, gate, request, params, memory, rng):
         quantum_0, quantum_1, quantum_2 = params[0], params[1], params[2]
-        prefill_busy_threshold_0, prefill_busy_threshold_1, prefill_busy_threshold_2 = params[3], params[4], params[5]
+        prefill_busy_threshold_0, prefill_busy_threshold_1, prefill_busy_threshold_2 = (
+            params[3],
+            params[4],
+            params[5],
+        )
         request_queue_limit_per_worker_0, request_queue_limit_per_worker_1 = params[6], params[7]
         request_queue_limit_per_worker_2 = params[8]
         if op == ADMIT_NEXT:
@@ -153,15 +202,25 @@ class DynamoQueues:
         if op != ADMIT_HEAD:
             return 0
         q = min(request.slo_class, gate.size - 1)
-        busy = prefill_busy_threshold_0 if q == 0 else (prefill_busy_threshold_1 if q == 1 else prefill_busy_threshold_2)
+        busy = (
+            prefill_busy_threshold_0
+            if q == 0
+            else (prefill_busy_threshold_1 if q == 1 else prefill_busy_threshold_2)
+        )
         workers = max(1.0, gate[q].instances)
-        backlog = gate[q].min_wait_s * gate[q].prefill_tok_s / workers  # prompt tokens at the least busy worker
+        backlog = (
+            gate[q].min_wait_s * gate[q].prefill_tok_s / workers
+        )  # prompt tokens at the least busy worker
         if backlog <= busy:
             memory[q] -= request.input_tokens
             if memory[q] <= 0.0:
                 memory[gate.size] = (q + 1) % gate.size
             return PASS
-        limit = request_queue_limit_per_worker_0 if q == 0 else (request_queue_limit_per_worker_1 if q == 1 else request_queue_limit_per_worker_2)
+        limit = (
+            request_queue_limit_per_worker_0
+            if q == 0
+            else (request_queue_limit_per_worker_1 if q == 1 else request_queue_limit_per_worker_2)
+        )
         if gate[q].queued > limit * workers:
             return SHED
         return HOLD

@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from tfanalyze.replay.jit import helper, rand01
 from tfanalyze.replay.policies import param
-from tfanalyze.replay.policies.helpers import argmin
-from tfanalyze.replay.policies.sglang import any_ready, next_in_turn, two_choices
+from tfanalyze.replay.policies.helpers_gateway import any_ready, least, next_in_turn, two_choices
 from tfanalyze.replay.state import ADMIT_HEAD, ADMIT_NEXT, PASS, SHED
 
 SITES = 4  # weight_k and priority_k are those of site k; later sites share the last
@@ -48,11 +47,15 @@ class EnvoySites:
     weight_1: float = param(1, "weight", 0, 1000, "load_balancing_weight of site 1", integer=True)
     weight_2: float = param(1, "weight", 0, 1000, "load_balancing_weight of site 2", integer=True)
     weight_3: float = param(1, "weight", 0, 1000, "load_balancing_weight of site 3", integer=True)
-    priority_0: float = param(0, "level", 0, 2, "priority level of site 0: lower first", integer=True, tune=False)
+    priority_0: float = param(
+        0, "level", 0, 2, "priority level of site 0: lower first", integer=True, tune=False
+    )
     priority_1: float = param(0, "level", 0, 2, "priority level of site 1", integer=True, tune=False)
     priority_2: float = param(0, "level", 0, 2, "priority level of site 2", integer=True, tune=False)
     priority_3: float = param(0, "level", 0, 2, "priority level of site 3", integer=True, tune=False)
-    overprovisioning_factor: float = param(140, "%", 100, 1000, "share of a level that may fail before it spills", integer=True)
+    overprovisioning_factor: float = param(
+        140, "%", 100, 1000, "share of a level that may fail before it spills", integer=True
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -61,7 +64,13 @@ class EnvoySites:
     @staticmethod
     def choose_site(sites, request, params, memory, rng, scores):
         weight_0, weight_1, weight_2, weight_3 = params[0], params[1], params[2], params[3]
-        priority_0, priority_1, priority_2, priority_3, overprovisioning_factor = params[4], params[5], params[6], params[7], params[8]
+        priority_0, priority_1, priority_2, priority_3, overprovisioning_factor = (
+            params[4],
+            params[5],
+            params[6],
+            params[7],
+            params[8],
+        )
         spare = overprovisioning_factor / 100.0
         whole = 0.0
         for level in range(LEVELS):
@@ -109,7 +118,15 @@ class EnvoyLb:
     kind: ClassVar[str] = "instance"
     trivial: ClassVar[bool] = False
 
-    lb_policy: float = param(0, "choice", 0, 3, "lb_policy; LEAST_REQUEST_ALL looks at every host", integer=True, choices=("LEAST_REQUEST", "ROUND_ROBIN", "RANDOM", "LEAST_REQUEST_ALL"))
+    lb_policy: float = param(
+        0,
+        "choice",
+        0,
+        3,
+        "lb_policy; LEAST_REQUEST_ALL looks at every host",
+        integer=True,
+        choices=("LEAST_REQUEST", "ROUND_ROBIN", "RANDOM", "LEAST_REQUEST_ALL"),
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -119,14 +136,14 @@ class EnvoyLb:
     def choose(view, request, params, memory, rng, scores):
         lb_policy = params[0]
         if lb_policy == ROUND_ROBIN:
-            return next_in_turn(view, memory)
+            return next_in_turn(view, memory, 0)
         if lb_policy == RANDOM:
             return any_ready(view, rng, -1)
         if lb_policy == LEAST_REQUEST:
             return two_choices(view, rng)
         for n in range(view.size):
             scores[n] = view[n].inflight
-        return argmin(scores, view, rng)
+        return least(scores, view, rng)
 
 
 @dataclass(frozen=True)
@@ -142,8 +159,12 @@ class EnvoyBreakers:
     trivial: ClassVar[bool] = False
     queue_by: ClassVar[str] = "class"
 
-    high_max_requests: float = param(1024, "requests", 1, 65536, "HIGH max_requests: class 0 in flight", log=True, integer=True)
-    default_max_requests: float = param(1024, "requests", 1, 65536, "DEFAULT max_requests: other classes in flight", log=True, integer=True)
+    high_max_requests: float = param(
+        1024, "requests", 1, 65536, "HIGH max_requests: class 0 in flight", log=True, integer=True
+    )
+    default_max_requests: float = param(
+        1024, "requests", 1, 65536, "DEFAULT max_requests: other classes in flight", log=True, integer=True
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tfanalyze.replay.jit import helper, rand01
 from tfanalyze.replay.policies import param
-from tfanalyze.replay.policies.helpers import argmin
+from tfanalyze.replay.policies.helpers_gateway import least
 
 SHUFFLE, LEAST_BUSY, LATENCY = 0.0, 1.0, 2.0
 SITES = 4  # weight_k and order_k are those of site k; later sites share the last
@@ -43,16 +43,36 @@ class Litellm:
     kind: ClassVar[str] = "instance"
     trivial: ClassVar[bool] = False
 
-    routing_strategy: float = param(0, "choice", 0, 2, "router_settings.routing_strategy", integer=True, choices=("simple-shuffle", "least-busy", "latency-based-routing"))
-    weight_0: float = param(1, "weight", 0, 1000, "litellm_params.weight of site 0's deployments", integer=True)
-    weight_1: float = param(1, "weight", 0, 1000, "litellm_params.weight of site 1's deployments", integer=True)
-    weight_2: float = param(1, "weight", 0, 1000, "litellm_params.weight of site 2's deployments", integer=True)
-    weight_3: float = param(1, "weight", 0, 1000, "litellm_params.weight of site 3's deployments", integer=True)
-    order_0: float = param(1, "order", 1, 9, "litellm_params.order of site 0: lower first", integer=True, tune=False)
+    routing_strategy: float = param(
+        0,
+        "choice",
+        0,
+        2,
+        "router_settings.routing_strategy",
+        integer=True,
+        choices=("simple-shuffle", "least-busy", "latency-based-routing"),
+    )
+    weight_0: float = param(
+        1, "weight", 0, 1000, "litellm_params.weight of site 0's deployments", integer=True
+    )
+    weight_1: float = param(
+        1, "weight", 0, 1000, "litellm_params.weight of site 1's deployments", integer=True
+    )
+    weight_2: float = param(
+        1, "weight", 0, 1000, "litellm_params.weight of site 2's deployments", integer=True
+    )
+    weight_3: float = param(
+        1, "weight", 0, 1000, "litellm_params.weight of site 3's deployments", integer=True
+    )
+    order_0: float = param(
+        1, "order", 1, 9, "litellm_params.order of site 0: lower first", integer=True, tune=False
+    )
     order_1: float = param(1, "order", 1, 9, "litellm_params.order of site 1", integer=True, tune=False)
     order_2: float = param(1, "order", 1, 9, "litellm_params.order of site 2", integer=True, tune=False)
     order_3: float = param(1, "order", 1, 9, "litellm_params.order of site 3", integer=True, tune=False)
-    max_parallel_requests: float = param(0, "requests", 0, 65536, "litellm_params.max_parallel_requests, 0 = none", integer=True)
+    max_parallel_requests: float = param(
+        0, "requests", 0, 65536, "litellm_params.max_parallel_requests, 0 = none", integer=True
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -60,8 +80,20 @@ class Litellm:
 
     @staticmethod
     def choose(view, request, params, memory, rng, scores):
-        routing_strategy, weight_0, weight_1, weight_2, weight_3 = params[0], params[1], params[2], params[3], params[4]
-        order_0, order_1, order_2, order_3, max_parallel_requests = params[5], params[6], params[7], params[8], params[9]
+        routing_strategy, weight_0, weight_1, weight_2, weight_3 = (
+            params[0],
+            params[1],
+            params[2],
+            params[3],
+            params[4],
+        )
+        order_0, order_1, order_2, order_3, max_parallel_requests = (
+            params[5],
+            params[6],
+            params[7],
+            params[8],
+            params[9],
+        )
         limit = max_parallel_requests if max_parallel_requests > 0.0 else np.inf
         order = open_order(view, params, 5, limit)
         if order == np.inf:
@@ -78,15 +110,15 @@ class Litellm:
                 else:
                     scores[n] = view[n].inflight if routing_strategy == LEAST_BUSY else view[n].ttft_ewma_s
         if routing_strategy != SHUFFLE:
-            return argmin(scores, view, rng)
+            return least(scores, view, rng)
         if total <= 0.0:  # all weights zero: uniform over the open ones
             for n in range(view.size):
                 scores[n] = 0.0 if scores[n] < np.inf else np.inf
-            return argmin(scores, view, rng)
+            return least(scores, view, rng)
         left = rand01(rng) * total
         for n in range(view.size):
             if scores[n] < np.inf:
                 left += scores[n]
                 if left < 0.0:
                     return n
-        return argmin(scores, view, rng)
+        return least(scores, view, rng)

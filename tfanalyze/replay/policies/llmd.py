@@ -14,7 +14,7 @@ import numpy as np
 
 from tfanalyze.replay.jit import helper, rand01
 from tfanalyze.replay.policies import param
-from tfanalyze.replay.policies.helpers import argmin
+from tfanalyze.replay.policies.helpers_gateway import least
 from tfanalyze.replay.state import ADMIT_HEAD, ADMIT_NEXT, HOLD, PASS, SHED
 
 BLOCK_TOKENS = 64.0  # approx-prefix-cache-producer: smaller block sizes are raised to 64
@@ -52,20 +52,58 @@ class Llmd:
     kind: ClassVar[str] = "instance"
     trivial: ClassVar[bool] = False
 
-    queue_weight: float = param(2.0, "weight", 0.0, 10.0, "queue-scorer: requests waiting, min-max over candidates")
+    queue_weight: float = param(
+        2.0, "weight", 0.0, 10.0, "queue-scorer: requests waiting, min-max over candidates"
+    )
     kv_weight: float = param(2.0, "weight", 0.0, 10.0, "kv-cache-utilization-scorer: 1 - KV use")
-    prefix_weight: float = param(3.0, "weight", 0.0, 10.0, "prefix-cache-scorer: share of the prompt cached there")
-    running_weight: float = param(0.0, "weight", 0.0, 10.0, "running-requests-size-scorer: batch size, min-max")
-    token_load_weight: float = param(0.0, "weight", 0.0, 10.0, "token-load-scorer: tokens in flight plus this request's")
-    load_aware_weight: float = param(0.0, "weight", 0.0, 10.0, "load-aware-scorer: never above one half", tune=False)
-    active_weight: float = param(0.0, "weight", 0.0, 10.0, "active-request-scorer: requests in flight from this gateway")
-    match_length_weight: float = param(0.0, "share", 0.0, 1.0, "prefix-cache-scorer matchLengthWeight: share of the squared length term")
-    match_length_scale_tokens: float = param(8192, "tokens", 64, 262144, "prefix-cache-scorer matchLengthScaleTokens", log=True, integer=True, tune=False)
-    queue_threshold_tokens: float = param(MIB, "tokens", 1024, 16 * MIB, "token-load-scorer queueThresholdTokens", log=True, integer=True)
-    load_threshold: float = param(128, "requests", 1, 4096, "load-aware-scorer threshold", integer=True, tune=False)
-    idle_threshold: float = param(0, "requests", 0, 1024, "active-request-scorer idleThreshold", integer=True, tune=False)
+    prefix_weight: float = param(
+        3.0, "weight", 0.0, 10.0, "prefix-cache-scorer: share of the prompt cached there"
+    )
+    running_weight: float = param(
+        0.0, "weight", 0.0, 10.0, "running-requests-size-scorer: batch size, min-max"
+    )
+    token_load_weight: float = param(
+        0.0, "weight", 0.0, 10.0, "token-load-scorer: tokens in flight plus this request's"
+    )
+    load_aware_weight: float = param(
+        0.0, "weight", 0.0, 10.0, "load-aware-scorer: never above one half", tune=False
+    )
+    active_weight: float = param(
+        0.0, "weight", 0.0, 10.0, "active-request-scorer: requests in flight from this gateway"
+    )
+    match_length_weight: float = param(
+        0.0, "share", 0.0, 1.0, "prefix-cache-scorer matchLengthWeight: share of the squared length term"
+    )
+    match_length_scale_tokens: float = param(
+        8192,
+        "tokens",
+        64,
+        262144,
+        "prefix-cache-scorer matchLengthScaleTokens",
+        log=True,
+        integer=True,
+        tune=False,
+    )
+    queue_threshold_tokens: float = param(
+        MIB, "tokens", 1024, 16 * MIB, "token-load-scorer queueThresholdTokens", log=True, integer=True
+    )
+    load_threshold: float = param(
+        128, "requests", 1, 4096, "load-aware-scorer threshold", integer=True, tune=False
+    )
+    idle_threshold: float = param(
+        0, "requests", 0, 1024, "active-request-scorer idleThreshold", integer=True, tune=False
+    )
     max_busy_score: float = param(1.0, "score", 0.0, 1.0, "active-request-scorer maxBusyScore", tune=False)
-    picker: float = param(0, "choice", 0, 2, "picker of the profile", integer=True, choices=("max-score-picker", "weighted-random-picker", "random-picker"), tune=False)
+    picker: float = param(
+        0,
+        "choice",
+        0,
+        2,
+        "picker of the profile",
+        integer=True,
+        choices=("max-score-picker", "weighted-random-picker", "random-picker"),
+        tune=False,
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -94,12 +132,18 @@ class Llmd:
             if kv_weight > 0.0:
                 total += kv_weight * min(1.0, max(0.0, 1.0 - view[n].kv_used_share))
             if prefix_weight > 0.0:
-                total += prefix_weight * prefix_score(view[n].hit_tokens, request.input_tokens, match_length_weight, match_length_scale_tokens)
+                total += prefix_weight * prefix_score(
+                    view[n].hit_tokens, request.input_tokens, match_length_weight, match_length_scale_tokens
+                )
             if token_load_weight > 0.0:
                 tokens = view[n].inflight_tokens + max(0.0, request.input_tokens - view[n].hit_tokens)
-                total += token_load_weight * (1.0 - min(tokens, queue_threshold_tokens) / queue_threshold_tokens)
+                total += token_load_weight * (
+                    1.0 - min(tokens, queue_threshold_tokens) / queue_threshold_tokens
+                )
             if load_aware_weight > 0.0:
-                total += load_aware_weight * 0.5 * (1.0 - min(view[n].waiting, load_threshold) / load_threshold)
+                total += (
+                    load_aware_weight * 0.5 * (1.0 - min(view[n].waiting, load_threshold) / load_threshold)
+                )
             if active_weight > 0.0:
                 idle = view[n].inflight <= idle_threshold
                 busy = 0.0 if high_n <= 0.0 else (high_n - view[n].inflight) / high_n * max_busy_score
@@ -116,7 +160,7 @@ class Llmd:
         if picker == 1.0:  # all totals zero: uniform
             for n in range(view.size):
                 scores[n] = 0.0
-        return argmin(scores, view, rng)
+        return least(scores, view, rng)
 
 
 @dataclass(frozen=True)
@@ -134,13 +178,29 @@ class LlmdFlow:
     trivial: ClassVar[bool] = False
     queue_by: ClassVar[str] = "class"
 
-    queue_depth_threshold: float = param(5, "requests", 1, 256, "utilization-detector queueDepthThreshold", log=True, integer=True)
-    kv_cache_util_threshold: float = param(0.8, "share", 0.05, 1.0, "utilization-detector kvCacheUtilThreshold")
+    queue_depth_threshold: float = param(
+        5, "requests", 1, 256, "utilization-detector queueDepthThreshold", log=True, integer=True
+    )
+    kv_cache_util_threshold: float = param(
+        0.8, "share", 0.05, 1.0, "utilization-detector kvCacheUtilThreshold"
+    )
     default_request_ttl_s: float = param(60.0, "s", 1.0, 3600.0, "defaultRequestTTL", log=True)
-    band0_max_requests: float = param(5000, "requests", 1, 100000, "cap of the queue of class 0", log=True, integer=True)
-    band1_max_requests: float = param(5000, "requests", 1, 100000, "cap of the queue of class 1", log=True, integer=True)
-    band2_max_requests: float = param(5000, "requests", 1, 100000, "cap of the queue of class 2", log=True, integer=True)
-    min_ceiling: float = param(1.0, "share", 0.05, 1.0, "priority-holdback-policy minCeiling: saturation at which the lowest band stops")
+    band0_max_requests: float = param(
+        5000, "requests", 1, 100000, "cap of the queue of class 0", log=True, integer=True
+    )
+    band1_max_requests: float = param(
+        5000, "requests", 1, 100000, "cap of the queue of class 1", log=True, integer=True
+    )
+    band2_max_requests: float = param(
+        5000, "requests", 1, 100000, "cap of the queue of class 2", log=True, integer=True
+    )
+    min_ceiling: float = param(
+        1.0,
+        "share",
+        0.05,
+        1.0,
+        "priority-holdback-policy minCeiling: saturation at which the lowest band stops",
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -148,8 +208,17 @@ class LlmdFlow:
 
     @staticmethod
     def admit(op, gate, request, params, memory, rng):
-        queue_depth_threshold, kv_cache_util_threshold, default_request_ttl_s = params[0], params[1], params[2]
-        band0_max_requests, band1_max_requests, band2_max_requests, min_ceiling = params[3], params[4], params[5], params[6]
+        queue_depth_threshold, kv_cache_util_threshold, default_request_ttl_s = (
+            params[0],
+            params[1],
+            params[2],
+        )
+        band0_max_requests, band1_max_requests, band2_max_requests, min_ceiling = (
+            params[3],
+            params[4],
+            params[5],
+            params[6],
+        )
         if op == ADMIT_NEXT:
             for q in range(gate.size):
                 if gate[q].queued > 0.0:
@@ -159,7 +228,9 @@ class LlmdFlow:
             return 0
         q = min(request.slo_class, gate.size - 1)
         cap = band0_max_requests if q == 0 else (band1_max_requests if q == 1 else band2_max_requests)
-        saturation = max(gate[q].saturation_queue / queue_depth_threshold, gate[q].kv_used_share / kv_cache_util_threshold)
+        saturation = max(
+            gate[q].saturation_queue / queue_depth_threshold, gate[q].kv_used_share / kv_cache_util_threshold
+        )
         ceiling = 1.0 - q * (1.0 - min_ceiling) / max(1, gate.size - 1)
         if saturation < ceiling:
             return PASS

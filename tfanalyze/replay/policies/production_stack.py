@@ -11,26 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from tfanalyze.replay.jit import hash_u64, helper
 from tfanalyze.replay.policies import param
-from tfanalyze.replay.policies.helpers import argmin
-from tfanalyze.replay.policies.sglang import any_ready, longest_match, next_in_turn
+from tfanalyze.replay.policies.helpers_gateway import any_ready, by_hash, least, longest_match, next_in_turn
 
 ROUND_ROBIN, SESSION, KV_AWARE, PREFIX_AWARE = 0.0, 1.0, 2.0, 3.0
 CHARS_A_TOKEN = 4.0
 CHUNK_CHARS = 128.0
-
-
-@helper
-def by_session(view, request):
-    """The worker a session hashes to; a request without one hashes alone."""
-    best = -1
-    for n in range(view.size):
-        if view[n].ready == 1:
-            weight = hash_u64(hash_u64(request.session) + np.uint64(n))
-            if best < 0 or weight > hash_u64(hash_u64(request.session) + np.uint64(best)):
-                best = n
-    return best
 
 
 @dataclass(frozen=True)
@@ -47,9 +33,26 @@ class ProductionStack:
     kind: ClassVar[str] = "instance"
     trivial: ClassVar[bool] = False
 
-    routing_logic: float = param(0, "choice", 0, 3, "--routing-logic", integer=True, choices=("roundrobin", "session", "kvaware", "prefixaware"))
-    kv_aware_threshold: float = param(2000, "tokens", 0, 262144, "--kv-aware-threshold: tokens of the prompt that may be missing", integer=True)
-    prefix_min_match_length: float = param(0, "characters", 0, 1048576, "--prefix-min-match-length", integer=True)
+    routing_logic: float = param(
+        0,
+        "choice",
+        0,
+        3,
+        "--routing-logic",
+        integer=True,
+        choices=("roundrobin", "session", "kvaware", "prefixaware"),
+    )
+    kv_aware_threshold: float = param(
+        2000,
+        "tokens",
+        0,
+        262144,
+        "--kv-aware-threshold: tokens of the prompt that may be missing",
+        integer=True,
+    )
+    prefix_min_match_length: float = param(
+        0, "characters", 0, 1048576, "--prefix-min-match-length", integer=True
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -59,17 +62,20 @@ class ProductionStack:
     def choose(view, request, params, memory, rng, scores):
         routing_logic, kv_aware_threshold, prefix_min_match_length = params[0], params[1], params[2]
         if routing_logic == ROUND_ROBIN:
-            return next_in_turn(view, memory)
+            return next_in_turn(view, memory, 0)
         if routing_logic == SESSION:
-            return by_session(view, request)
+            return by_hash(view, request.session)
         best = longest_match(view, rng, scores)
         if best < 0:
             return -1
         if routing_logic == KV_AWARE:
-            enough = view[best].hit_tokens > 0.0 and view[best].hit_tokens >= request.input_tokens - kv_aware_threshold
-            return best if enough else by_session(view, request)
+            enough = (
+                view[best].hit_tokens > 0.0
+                and view[best].hit_tokens >= request.input_tokens - kv_aware_threshold
+            )
+            return best if enough else by_hash(view, request.session)
         for n in range(view.size):
             scores[n] = -np.floor(view[n].hit_tokens * CHARS_A_TOKEN / CHUNK_CHARS)
         if -scores[best] * CHUNK_CHARS < prefix_min_match_length or scores[best] >= 0.0:
             return any_ready(view, rng, -1)
-        return argmin(scores, view, rng)
+        return least(scores, view, rng)

@@ -12,8 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from tfanalyze.replay.policies import param
-from tfanalyze.replay.policies.helpers import argmin
-from tfanalyze.replay.policies.sglang import two_choices
+from tfanalyze.replay.policies.helpers_gateway import least, two_choices
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,15 @@ class RayServe:
     kind: ClassVar[str] = "instance"
     trivial: ClassVar[bool] = False
 
-    imbalanced_threshold: float = param(1e9, "requests", 1, 1e9, "spread of queue lengths that still counts as balanced", log=True, integer=True)
+    imbalanced_threshold: float = param(
+        1e9,
+        "requests",
+        1,
+        1e9,
+        "spread of queue lengths that still counts as balanced",
+        log=True,
+        integer=True,
+    )
     match_rate_threshold: float = param(0.1, "share", 0.0, 1.0, "least share of the prompt that must match")
 
     @staticmethod
@@ -50,4 +57,4 @@ class RayServe:
         for n in range(view.size):
             among = view[n].hit_tokens == best if matched else view[n].index_tokens == smallest
             scores[n] = view[n].inflight if among else np.inf
-        return argmin(scores, view, rng)
+        return least(scores, view, rng)

@@ -9,70 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from tfanalyze.replay.jit import helper, rand01
 from tfanalyze.replay.policies import param
-from tfanalyze.replay.policies.helpers import argmin
+from tfanalyze.replay.policies.helpers_gateway import (
+    any_ready,
+    imbalanced,
+    least_loaded,
+    longest_match,
+    next_in_turn,
+    two_choices,
+)
 from tfanalyze.replay.state import ADMIT_HEAD, ADMIT_NEXT, HOLD, PASS, SHED
 
 CACHE_AWARE, ROUND_ROBIN, RANDOM, POWER_OF_TWO = 0.0, 1.0, 2.0, 3.0
-
-
-@helper
-def next_in_turn(view, memory):
-    """The ready instance after the last one chosen; memory[0] holds the turn."""
-    start = np.int64(memory[0])
-    for k in range(view.size):
-        n = (start + k) % view.size
-        if view[n].ready == 1:
-            memory[0] = n + 1
-            return n
-    return -1
-
-
-@helper
-def any_ready(view, rng, but):
-    """A ready instance drawn at random, other than `but` (-1: any)."""
-    found, seen = -1, 0.0
-    for n in range(view.size):
-        if view[n].ready == 1 and n != but:
-            seen += 1.0
-            if rand01(rng) * seen < 1.0:
-                found = n
-    return found
-
-
-@helper
-def two_choices(view, rng):
-    """The one with fewer requests in flight of two different random instances."""
-    a = any_ready(view, rng, -1)
-    b = any_ready(view, rng, a)
-    return a if b < 0 or (a >= 0 and view[a].inflight <= view[b].inflight) else b
-
-
-@helper
-def least_loaded(view, rng, scores):
-    for n in range(view.size):
-        scores[n] = view[n].inflight
-    return argmin(scores, view, rng)
-
-
-@helper
-def imbalanced(view, absolute, relative):
-    """max - min > absolute AND max > relative * min of requests in flight at this router."""
-    low, high = np.inf, 0.0
-    for n in range(view.size):
-        if view[n].ready == 1:
-            low, high = min(low, view[n].inflight), max(high, view[n].inflight)
-    return high - low > absolute and high > relative * low
-
-
-@helper
-def longest_match(view, rng, scores):
-    for n in range(view.size):
-        scores[n] = -view[n].hit_tokens
-    return argmin(scores, view, rng)
 
 
 @dataclass(frozen=True)
@@ -89,10 +37,25 @@ class Sglang:
     kind: ClassVar[str] = "instance"
     trivial: ClassVar[bool] = False
 
-    cache_threshold: float = param(0.3, "share", 0.0, 1.0, "--cache-threshold: share of the prompt that must match")
-    balance_abs_threshold: float = param(64, "requests", 0, 1024, "--balance-abs-threshold: spread of requests in flight", integer=True)
-    balance_rel_threshold: float = param(1.5, "factor", 1.0, 10.0, "--balance-rel-threshold: largest load over smallest")
-    policy: float = param(0, "choice", 0, 3, "--policy", integer=True, choices=("cache_aware", "round_robin", "random", "power_of_two"), tune=False)
+    cache_threshold: float = param(
+        0.3, "share", 0.0, 1.0, "--cache-threshold: share of the prompt that must match"
+    )
+    balance_abs_threshold: float = param(
+        64, "requests", 0, 1024, "--balance-abs-threshold: spread of requests in flight", integer=True
+    )
+    balance_rel_threshold: float = param(
+        1.5, "factor", 1.0, 10.0, "--balance-rel-threshold: largest load over smallest"
+    )
+    policy: float = param(
+        0,
+        "choice",
+        0,
+        3,
+        "--policy",
+        integer=True,
+        choices=("cache_aware", "round_robin", "random", "power_of_two"),
+        tune=False,
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -100,9 +63,14 @@ class Sglang:
 
     @staticmethod
     def choose(view, request, params, memory, rng, scores):
-        cache_threshold, balance_abs_threshold, balance_rel_threshold, policy = params[0], params[1], params[2], params[3]
+        cache_threshold, balance_abs_threshold, balance_rel_threshold, policy = (
+            params[0],
+            params[1],
+            params[2],
+            params[3],
+        )
         if policy == ROUND_ROBIN:
-            return next_in_turn(view, memory)
+            return next_in_turn(view, memory, 0)
         if policy == RANDOM:
             return any_ready(view, rng, -1)
         if policy == POWER_OF_TWO:
@@ -128,7 +96,9 @@ class RouterQueue:
     trivial: ClassVar[bool] = False
     queue_by: ClassVar[str] = "one"
 
-    max_concurrent_requests: float = param(-1, "requests", -1, 65536, "--max-concurrent-requests, -1 = no limit", integer=True)
+    max_concurrent_requests: float = param(
+        -1, "requests", -1, 65536, "--max-concurrent-requests, -1 = no limit", integer=True
+    )
     queue_size: float = param(100, "requests", 0, 65536, "--queue-size: 0 = answer 429 at once", integer=True)
     queue_timeout_secs: float = param(60, "s", 1, 3600, "--queue-timeout-secs", integer=True, log=True)
 

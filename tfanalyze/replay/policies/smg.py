@@ -24,7 +24,9 @@ def drain_tok_s(v, default_throughput):
     """Generated tokens a second of one instance as its step-time profile says for the reported batch."""
     if v.decoding < 1.0:
         return default_throughput
-    return v.decoding / max(1e-6, v.c0_s + v.c_decode_step_s + v.c_seq_s * v.decoding + v.c_kv_s * v.kv_tokens)
+    return v.decoding / max(
+        1e-6, v.c0_s + v.c_decode_step_s + v.c_seq_s * v.decoding + v.c_kv_s * v.kv_tokens
+    )
 
 
 @helper
@@ -98,16 +100,45 @@ class Smg:
     kind: ClassVar[str] = "instance"
     trivial: ClassVar[bool] = False
 
-    policy: float = param(0, "choice", 0, 5, "--policy", integer=True, choices=("least_load", "cache_aware", "power_of_two", "prefix_hash", "round_robin", "random"))
-    least_load_kv_pressure_weight: float = param(0.15, "s", 0.0, 20.0, "--least-load-kv-pressure-weight: seconds at half-full KV")
-    least_load_default_throughput: float = param(2000, "tok/s", 1, 1e6, "--least-load-default-throughput", log=True, tune=False)
-    worker_overload_waiting_requests: float = param(8, "requests", 1, 4096, "--worker-overload-waiting-requests", log=True, integer=True)
+    policy: float = param(
+        0,
+        "choice",
+        0,
+        5,
+        "--policy",
+        integer=True,
+        choices=("least_load", "cache_aware", "power_of_two", "prefix_hash", "round_robin", "random"),
+    )
+    least_load_kv_pressure_weight: float = param(
+        0.15, "s", 0.0, 20.0, "--least-load-kv-pressure-weight: seconds at half-full KV"
+    )
+    least_load_default_throughput: float = param(
+        2000, "tok/s", 1, 1e6, "--least-load-default-throughput", log=True, tune=False
+    )
+    worker_overload_waiting_requests: float = param(
+        8, "requests", 1, 4096, "--worker-overload-waiting-requests", log=True, integer=True
+    )
     worker_overload_token_usage: float = param(0.8, "share", 0.05, 1.0, "--worker-overload-token-usage")
-    worker_overload_protection: float = param(1, "choice", 0, 1, "off: --disable-worker-overload-protection", integer=True, choices=("off", "on"), tune=False)
+    worker_overload_protection: float = param(
+        1,
+        "choice",
+        0,
+        1,
+        "off: --disable-worker-overload-protection",
+        integer=True,
+        choices=("off", "on"),
+        tune=False,
+    )
     cache_threshold: float = param(0.3, "share", 0.0, 1.0, "--cache-threshold")
-    balance_abs_threshold: float = param(64, "requests", 0, 1024, "--balance-abs-threshold: above the mean load", integer=True)
-    balance_rel_threshold: float = param(1.5, "factor", 1.0, 10.0, "--balance-rel-threshold: times the mean load")
-    prefix_hash_load_factor: float = param(1.25, "factor", 1.0, 10.0, "--prefix-hash-load-factor: times the mean load", tune=False)
+    balance_abs_threshold: float = param(
+        64, "requests", 0, 1024, "--balance-abs-threshold: above the mean load", integer=True
+    )
+    balance_rel_threshold: float = param(
+        1.5, "factor", 1.0, 10.0, "--balance-rel-threshold: times the mean load"
+    )
+    prefix_hash_load_factor: float = param(
+        1.25, "factor", 1.0, 10.0, "--prefix-hash-load-factor: times the mean load", tune=False
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -116,9 +147,22 @@ class Smg:
     @staticmethod
     def choose(view, request, params, memory, rng, scores):
         policy, least_load_kv_pressure_weight, least_load_default_throughput = params[0], params[1], params[2]
-        worker_overload_waiting_requests, worker_overload_token_usage, worker_overload_protection = params[3], params[4], params[5]
-        cache_threshold, balance_abs_threshold, balance_rel_threshold, prefix_hash_load_factor = params[6], params[7], params[8], params[9]
-        guard, wait, usage = worker_overload_protection, worker_overload_waiting_requests, worker_overload_token_usage
+        worker_overload_waiting_requests, worker_overload_token_usage, worker_overload_protection = (
+            params[3],
+            params[4],
+            params[5],
+        )
+        cache_threshold, balance_abs_threshold, balance_rel_threshold, prefix_hash_load_factor = (
+            params[6],
+            params[7],
+            params[8],
+            params[9],
+        )
+        guard, wait, usage = (
+            worker_overload_protection,
+            worker_overload_waiting_requests,
+            worker_overload_token_usage,
+        )
         size = view.size
         strict = 1
         if random_usable(view, rng, guard, wait, usage, 1, -1) < 0:
@@ -129,7 +173,9 @@ class Smg:
                 if report_s > memory[size + n] + 1e-9:
                     memory[n] = 0.0
                     memory[size + n] = report_s
-                drain_s = (view[n].queued_prefill_tokens + memory[n]) / drain_tok_s(view[n], least_load_default_throughput)
+                drain_s = (view[n].queued_prefill_tokens + memory[n]) / drain_tok_s(
+                    view[n], least_load_default_throughput
+                )
                 scores[n] = drain_s + least_load_kv_pressure_weight * barrier(view[n].kv_used_share)
             best = argmin_usable(view, rng, scores, guard, wait, usage, strict)
             if best >= 0:
@@ -156,12 +202,19 @@ class Smg:
         if policy == CACHE_AWARE:
             best = -1
             for n in range(size):
-                if usable(view[n], guard, wait, usage, strict) and (best < 0 or view[n].hit_tokens > view[best].hit_tokens):
+                if usable(view[n], guard, wait, usage, strict) and (
+                    best < 0 or view[n].hit_tokens > view[best].hit_tokens
+                ):
                     best = n
-            if view[best].hit_tokens > cache_threshold * request.input_tokens and not spilled(view, best, balance_abs_threshold, balance_rel_threshold):
+            if view[best].hit_tokens > cache_threshold * request.input_tokens and not spilled(
+                view, best, balance_abs_threshold, balance_rel_threshold
+            ):
                 return best
             return least
-        total, count = 1.0, 0.0  # prefix_hash: the key's place on the ring, unless it is above the mean by the factor
+        total, count = (
+            1.0,
+            0.0,
+        )  # prefix_hash: the key's place on the ring, unless it is above the mean by the factor
         for n in range(size):
             if view[n].ready == 1:
                 total += view[n].inflight
@@ -192,14 +245,26 @@ class SmgPriority:
 
     interactive_reserved_per_slot: float = param(0.25, "share", 0.0, 0.8, "interactive reserved_per_slot")
     default_reserved_per_slot: float = param(0.10, "share", 0.0, 0.8, "default reserved_per_slot")
-    interactive_queue_size: float = param(256, "requests", 1, 65536, "interactive queue_size", log=True, integer=True)
+    interactive_queue_size: float = param(
+        256, "requests", 1, 65536, "interactive queue_size", log=True, integer=True
+    )
     default_queue_size: float = param(512, "requests", 1, 65536, "default queue_size", log=True, integer=True)
     bulk_queue_size: float = param(1024, "requests", 1, 65536, "bulk queue_size", log=True, integer=True)
-    interactive_queue_timeout_secs: float = param(30, "s", 1, 3600, "interactive queue_timeout_secs", log=True, integer=True)
-    default_queue_timeout_secs: float = param(60, "s", 1, 3600, "default queue_timeout_secs", log=True, integer=True)
-    bulk_queue_timeout_secs: float = param(300, "s", 1, 86400, "bulk queue_timeout_secs", log=True, integer=True)
-    bulk_starvation_threshold_secs: float = param(120, "s", 1, 86400, "bulk starvation_threshold_secs", log=True, integer=True, tune=False)
-    max_concurrent_requests: float = param(0, "requests", 0, 65536, "--max-concurrent-requests; 0 = the workers' slots", integer=True)
+    interactive_queue_timeout_secs: float = param(
+        30, "s", 1, 3600, "interactive queue_timeout_secs", log=True, integer=True
+    )
+    default_queue_timeout_secs: float = param(
+        60, "s", 1, 3600, "default queue_timeout_secs", log=True, integer=True
+    )
+    bulk_queue_timeout_secs: float = param(
+        300, "s", 1, 86400, "bulk queue_timeout_secs", log=True, integer=True
+    )
+    bulk_starvation_threshold_secs: float = param(
+        120, "s", 1, 86400, "bulk starvation_threshold_secs", log=True, integer=True, tune=False
+    )
+    max_concurrent_requests: float = param(
+        0, "requests", 0, 65536, "--max-concurrent-requests; 0 = the workers' slots", integer=True
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -209,7 +274,11 @@ class SmgPriority:
     def admit(op, gate, request, params, memory, rng):
         interactive_reserved_per_slot, default_reserved_per_slot = params[0], params[1]
         interactive_queue_size, default_queue_size, bulk_queue_size = params[2], params[3], params[4]
-        interactive_queue_timeout_secs, default_queue_timeout_secs, bulk_queue_timeout_secs = params[5], params[6], params[7]
+        interactive_queue_timeout_secs, default_queue_timeout_secs, bulk_queue_timeout_secs = (
+            params[5],
+            params[6],
+            params[7],
+        )
         bulk_starvation_threshold_secs, max_concurrent_requests = params[8], params[9]
         if op == ADMIT_NEXT:
             for q in range(2, gate.size):
@@ -234,7 +303,11 @@ class SmgPriority:
         if used + spoken_for < capacity:
             return PASS
         cap = interactive_queue_size if q == 0 else (default_queue_size if q == 1 else bulk_queue_size)
-        wait = interactive_queue_timeout_secs if q == 0 else (default_queue_timeout_secs if q == 1 else bulk_queue_timeout_secs)
+        wait = (
+            interactive_queue_timeout_secs
+            if q == 0
+            else (default_queue_timeout_secs if q == 1 else bulk_queue_timeout_secs)
+        )
         if request.queued_s >= wait or gate[q].queued > cap:
             return SHED
         return HOLD

@@ -9,13 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from tfanalyze.replay.jit import hash_u64
 from tfanalyze.replay.policies import param
-from tfanalyze.replay.policies.sglang import any_ready, imbalanced, least_loaded, longest_match, next_in_turn, two_choices
+from tfanalyze.replay.policies.helpers_gateway import (
+    any_ready,
+    by_hash,
+    imbalanced,
+    least_loaded,
+    longest_match,
+    next_in_turn,
+    two_choices,
+)
 
-CACHE_AWARE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, KV_AWARE, CONSISTENT_HASH, STICKY = 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
+CACHE_AWARE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, KV_AWARE, CONSISTENT_HASH, STICKY = (
+    0.0,
+    1.0,
+    2.0,
+    3.0,
+    4.0,
+    5.0,
+    6.0,
+)
 
 
 @dataclass(frozen=True)
@@ -31,10 +44,32 @@ class VllmRouter:
     kind: ClassVar[str] = "instance"
     trivial: ClassVar[bool] = False
 
-    policy: float = param(0, "choice", 0, 6, "--policy", integer=True, choices=("cache_aware", "round_robin", "random", "power_of_two", "kv_aware", "consistent_hash", "sticky_least_loaded"))
-    cache_threshold: float = param(0.3, "share", 0.0, 1.0, "--cache-threshold: share of the prompt that must match")
-    balance_abs_threshold: float = param(64, "requests", 0, 1024, "--balance-abs-threshold: spread of requests in flight", integer=True)
-    balance_rel_threshold: float = param(1.5, "factor", 1.0, 10.0, "--balance-rel-threshold: largest load over smallest")
+    policy: float = param(
+        0,
+        "choice",
+        0,
+        6,
+        "--policy",
+        integer=True,
+        choices=(
+            "cache_aware",
+            "round_robin",
+            "random",
+            "power_of_two",
+            "kv_aware",
+            "consistent_hash",
+            "sticky_least_loaded",
+        ),
+    )
+    cache_threshold: float = param(
+        0.3, "share", 0.0, 1.0, "--cache-threshold: share of the prompt that must match"
+    )
+    balance_abs_threshold: float = param(
+        64, "requests", 0, 1024, "--balance-abs-threshold: spread of requests in flight", integer=True
+    )
+    balance_rel_threshold: float = param(
+        1.5, "factor", 1.0, 10.0, "--balance-rel-threshold: largest load over smallest"
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -42,9 +77,14 @@ class VllmRouter:
 
     @staticmethod
     def choose(view, request, params, memory, rng, scores):
-        policy, cache_threshold, balance_abs_threshold, balance_rel_threshold = params[0], params[1], params[2], params[3]
+        policy, cache_threshold, balance_abs_threshold, balance_rel_threshold = (
+            params[0],
+            params[1],
+            params[2],
+            params[3],
+        )
         if policy == ROUND_ROBIN:
-            return next_in_turn(view, memory)
+            return next_in_turn(view, memory, 0)
         if policy == RANDOM:
             return any_ready(view, rng, -1)
         if policy == POWER_OF_TWO:
@@ -55,13 +95,7 @@ class VllmRouter:
                 return last
             return least_loaded(view, rng, scores)
         if policy == CONSISTENT_HASH:
-            best = -1
-            for n in range(view.size):  # rendezvous hashing: one instance less moves only its own sessions
-                if view[n].ready == 1:
-                    weight = hash_u64(hash_u64(request.session) + np.uint64(n))
-                    if best < 0 or weight > hash_u64(hash_u64(request.session) + np.uint64(best)):
-                        best = n
-            return best
+            return by_hash(view, request.session)
         if policy == KV_AWARE or not imbalanced(view, balance_abs_threshold, balance_rel_threshold):
             best = longest_match(view, rng, scores)
             least = 0.0 if policy == KV_AWARE else cache_threshold * request.input_tokens
