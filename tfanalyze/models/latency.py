@@ -16,12 +16,17 @@ from tfanalyze.models.profile import StepTime
 from tfanalyze.models.timeline import RequestLog, build, with_starts
 from tfanalyze.trace import F64, I64
 
-COEFFICIENTS = ("c0_s", "c_prefill_step_s", "c_decode_step_s", "c_prefill_s", "c_attn_s", "c_seq_s", "c_kv_s")
+COEFFICIENTS = (
+    "c0_s", "c_prefill_step_s", "c_decode_step_s", "c_prefill_s", "c_attn_s", "c_seq_s", "c_kv_s", "request_s",
+)  # fmt: skip
+N_STEP = len(COEFFICIENTS) - 1  # the last one is no part of a step: once a request, before its first token
 FORMS: dict[str, tuple[str, ...]] = {  # simplest first; chosen by held-out error
-    "fixed+prefill+seqs": ("c0_s", "c_prefill_s", "c_seq_s"),
-    "and KV reads": ("c0_s", "c_prefill_s", "c_seq_s", "c_kv_s"),
-    "and prefill attention": ("c0_s", "c_prefill_s", "c_attn_s", "c_seq_s", "c_kv_s"),
-    "and a cost a prefill step": ("c0_s", "c_prefill_step_s", "c_prefill_s", "c_attn_s", "c_seq_s", "c_kv_s"),
+    "steps, prefill tokens, sequences": ("c0_s", "c_prefill_s", "c_seq_s", "request_s"),
+    "and KV reads": ("c0_s", "c_prefill_s", "c_seq_s", "c_kv_s", "request_s"),
+    "and prefill attention": ("c0_s", "c_prefill_s", "c_attn_s", "c_seq_s", "c_kv_s", "request_s"),
+    "and a cost a prefill step": (
+        "c0_s", "c_prefill_step_s", "c_prefill_s", "c_attn_s", "c_seq_s", "c_kv_s", "request_s",
+    ),  # fmt: skip
 }
 HUBER = 1.345  # residual scale at which a row starts to lose weight (95 % efficiency on Gaussian errors)
 PARSIMONY = 0.01  # a longer form must lower the held-out relative error by this much
@@ -29,7 +34,7 @@ PARSIMONY = 0.01  # a longer form must lower the held-out relative error by this
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Observations: `work` (n, 7) columns as COEFFICIENTS, `seconds` (n,), when each was seen and on which instance."""
+    """Observations: `work` (n, 8) columns as COEFFICIENTS, `seconds` (n,), when each was seen and on which instance."""
 
     work: F64
     seconds: F64
@@ -56,8 +61,10 @@ def rows_from_log(log: RequestLog, chunk_tokens: int) -> Rows:
         for kind, start, end in ((0, mine.start_s, mine.first_s), (1, mine.first_s, mine.finish_s)):
             work = line.between(start, end)
             if kind == 1:  # a decode step a token: known exactly
-                work[2] = np.maximum(mine.output_tokens - 1.0, 0.0)
-                work[0] = np.maximum(work[2], work[0] * 0.0)
+                work[0] = work[2] = np.maximum(mine.output_tokens - 1.0, 0.0)
+                work[1] = np.minimum(work[1], work[0])
+            once = np.full(len(mine), 1.0 if kind == 0 and log.partial_step > 0 else 0.0)
+            work = np.concatenate([work, once[None, :]])
             keep = (end - start > 1e-3) & ((kind == 0) | (mine.output_tokens > 1))
             seconds = end - start
             n = int(keep.sum())
@@ -77,14 +84,15 @@ def rows_from_steps(prefill_tokens: F64, attn_tokens: F64, seqs: F64, kv_tokens:
     """One observation a step (shape (n,) each): what a step sampler or a scheduler log gives."""
     n = len(seconds)
     work = np.stack(
-        [np.ones(n), (prefill_tokens > 0) * 1.0, (seqs > 0) * 1.0, prefill_tokens, attn_tokens, seqs, kv_tokens], axis=1
+        [np.ones(n), (prefill_tokens > 0) * 1.0, (seqs > 0) * 1.0, prefill_tokens, attn_tokens, seqs, kv_tokens, np.zeros(n)],
+        axis=1,
     )
     return Rows(work, seconds, at_s, np.zeros(n, dtype=np.int64), np.full(n, 2, dtype=np.int8))
 
 
 def _concat(parts: list[Rows]) -> Rows:
     if not parts:
-        return Rows(np.zeros((0, 7)), np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int8))
+        return Rows(np.zeros((0, 8)), np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int8))
     return Rows(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("work", "seconds", "at_s", "instance", "kind")))
 
 
@@ -97,7 +105,8 @@ class Regression:
     form: str
 
     def step(self) -> StepTime:
-        return replace(StepTime(c0_s=0.0), **self.coefficients)
+        names = [name for name in COEFFICIENTS[:N_STEP] if name in self.coefficients]
+        return replace(StepTime(c0_s=0.0), **{name: self.coefficients[name] for name in names})
 
 
 def solve(rows: Rows, names: tuple[str, ...], weights: F64 | None = None, rounds: int = 15) -> Regression:
@@ -108,6 +117,7 @@ def solve(rows: Rows, names: tuple[str, ...], weights: F64 | None = None, rounds
     """
     from scipy.optimize import nnls
 
+    names = tuple(name for name in names if rows.work[:, COEFFICIENTS.index(name)].any())
     work = rows.work[:, [COEFFICIENTS.index(name) for name in names]]
     scale = np.maximum(work.max(axis=0), 1e-30)  # unit columns: coefficients differ by eight orders of magnitude
     work = work / scale
@@ -127,9 +137,9 @@ def solve(rows: Rows, names: tuple[str, ...], weights: F64 | None = None, rounds
     return Regression(values, residual, "")
 
 
-def predict(rows: Rows, step: StepTime) -> F64:
-    """(n,) seconds by a StepTime of form "sum" without squares or a knee."""
-    return np.asarray(rows.work @ np.array([getattr(step, name) for name in COEFFICIENTS]))
+def predict(rows: Rows, coefficients: dict[str, float]) -> F64:
+    """(n,) seconds by the form "sum"; coefficients that are not named are 0."""
+    return np.asarray(rows.work @ np.array([coefficients.get(name, 0.0) for name in COEFFICIENTS]))
 
 
 def blocks_of(rows: Rows, count: int) -> I64:
@@ -150,7 +160,7 @@ def choose_form(rows: Rows, count: int = 6) -> tuple[Regression, list[dict[str, 
         for held in range(count):
             fitted = solve(rows.take(block != held), names)
             test = rows.take(block == held)
-            guess = predict(test, fitted.step())
+            guess = predict(test, fitted.coefficients)
             errors[block == held] = np.abs(guess - test.seconds) / np.maximum(guess, test.seconds)
         error = float(np.mean(errors))
         table.append({"form": name, "coefficients": list(names), "held_out_relative_error": error})
@@ -171,7 +181,7 @@ def bootstrap(rows: Rows, names: tuple[str, ...], *, count: int = 200, blocks: i
         weight = np.bincount(rng.integers(0, total, total), minlength=total).astype(np.float64)[block]
         kept = weight > 0
         fitted = solve(rows.take(kept), names, weight[kept], rounds=5)
-        out[draw] = [fitted.coefficients[name] for name in names]
+        out[draw] = [fitted.coefficients.get(name, 0.0) for name in names]
     return out
 
 
@@ -185,6 +195,7 @@ def identifiability(draws: F64, names: tuple[str, ...], rows: Rows) -> list[dict
         "c_attn_s": "prompts several times longer than these",
         "c_seq_s": "different numbers of concurrent requests",
         "c_kv_s": "long and short contexts at the same concurrency",
+        "request_s": "requests at idle, where nothing else adds to the first token",
     }
     found: list[dict[str, Any]] = []
     centre = np.median(draws, axis=0)

@@ -35,6 +35,7 @@ class RequestLog:
     cached_tokens: F64
     output_tokens: F64
     instances: tuple[str, ...] = ("0",)
+    partial_step: float = 0.0  # share of a step that a request waits for the one under way, inside [start, first]
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -70,6 +71,8 @@ class Timeline:
 def with_starts(log: RequestLog) -> RequestLog:
     """Fill unknown starts: first come, first served, so work on a request begins at its arrival or when the one before
     it in line had its first token, whichever is later."""
+    if not np.isnan(log.start_s).any():
+        return log
     start = log.start_s.copy()
     for code in np.unique(log.instance):
         rows = np.flatnonzero(log.instance == code)
@@ -79,7 +82,7 @@ def with_starts(log: RequestLog) -> RequestLog:
         before = np.where(place > 0, first[np.maximum(place - 1, 0)], -np.inf)
         guess = np.maximum(log.arrival_s[rows], before)
         start[rows] = np.where(np.isnan(start[rows]), guess, start[rows])
-    return replace(log, start_s=np.minimum(start, log.first_s))
+    return replace(log, start_s=np.minimum(start, log.first_s), partial_step=0.5)
 
 
 def attention_tokens(cached: F64, computed: F64) -> F64:
@@ -93,47 +96,50 @@ def build(log: RequestLog, chunk_tokens: int) -> list[Timeline]:
 
 
 def _build_one(log: RequestLog, chunk_tokens: int) -> Timeline:
+    """Two kinds of gaps between break points. While a prompt is computed, every step carries a chunk of it, so the
+    chunks give the steps; elsewhere the decoding requests give them, one token a step each."""
     if len(log) == 0:
         return Timeline(np.zeros(1), np.zeros((len(WORK), 1)))
     computed = log.computed_tokens
     cached = log.input_tokens - computed
     decode = np.maximum(log.output_tokens - 1.0, 0.0)
-    chunks = np.ceil(computed / chunk_tokens)
-    prefill = (log.start_s, log.first_s)
-    times = _break_points(log)
-    prefill_tokens = _cumulative(times, *prefill, computed)
-    attn = _cumulative(times, *prefill, attention_tokens(cached, computed))
-    chunk_rate = _slopes(times, *prefill, chunks)
-    decode_rate = _slopes(times, log.first_s, log.finish_s, decode)
-    decoding = _counts(times, log.first_s, log.finish_s, decode > 0)
-    pace = np.where(decoding > 0.5, decode_rate / np.maximum(decoding, 1.0), 0.0)
-    pace_all = np.maximum(pace, chunk_rate)
+    pieces = [log.first_s + (log.finish_s - log.first_s) * i / DECODE_PIECES for i in range(DECODE_PIECES + 1)]
+    times = np.unique(np.concatenate([log.start_s, np.maximum(log.first_s, log.start_s + LEAST_SPAN_S), log.first_s + LEAST_SPAN_S, *pieces]))
     gaps = np.diff(times)
-    reads = np.zeros_like(times)
-    for piece in range(DECODE_PIECES):
-        low, high = piece / DECODE_PIECES, (piece + 1) / DECODE_PIECES
-        span = log.finish_s - log.first_s
-        context = log.input_tokens + decode * (low + high) / 2.0 + 1.0
-        reads += _cumulative(times, log.first_s + low * span, log.first_s + high * span, decode / DECODE_PIECES * context)
-    work = np.stack(
-        [
-            _integral(pace_all, gaps),
-            _integral(np.minimum(chunk_rate, pace_all), gaps),
-            _integral(pace, gaps),
-            prefill_tokens,
-            attn,
-            _integral(decode_rate, gaps),
-            reads,
-        ]
-    )
-    return Timeline(times, work)
+    prefill = (log.start_s, log.first_s)
+    prefill_rate = _slopes(times, *prefill, computed)
+    prefilling = _counts(times, *prefill, np.ones(len(log)))
+    chunk_rate = _slopes(times, *prefill, np.ceil(computed / chunk_tokens) + log.partial_step)
+    chunk_rate = np.where(prefilling > 0.5, np.maximum(chunk_rate / np.maximum(prefilling, 1.0), prefill_rate / chunk_tokens), 0.0)
+    is_prefill = prefilling > 0.5
+    decoding = _counts(times, log.first_s, log.finish_s, decode > 0)
+    context = np.zeros(len(gaps))
+    for i in range(DECODE_PIECES):
+        context += _counts(times, pieces[i], pieces[i + 1], np.where(decode > 0, log.input_tokens + decode * (i + 0.5) / DECODE_PIECES + 1.0, 0.0))
+    pace = _pace(log, times, is_prefill, chunk_rate, decode, decoding)
+    rate = np.where(is_prefill, chunk_rate, pace)
+    work = [
+        rate,
+        np.where(is_prefill, chunk_rate, 0.0),
+        np.where(decoding > 0.5, rate, 0.0),
+        prefill_rate,
+        _slopes(times, *prefill, attention_tokens(cached, computed)),
+        rate * decoding,
+        rate * context,
+    ]
+    return Timeline(times, np.stack([_integral(column, gaps) for column in work]))
 
 
-def _break_points(log: RequestLog) -> F64:
-    span = log.finish_s - log.first_s
-    inner = [log.first_s + span * piece / DECODE_PIECES for piece in range(DECODE_PIECES + 1)]
-    edges = [log.start_s, np.maximum(log.first_s, log.start_s + LEAST_SPAN_S), log.first_s + LEAST_SPAN_S, *inner]
-    return np.unique(np.concatenate(edges))
+def _pace(log: RequestLog, times: F64, is_prefill: npt.NDArray[np.bool_], chunk_rate: F64, decode: F64, decoding: F64) -> F64:
+    """(m - 1,) decode steps a second outside of prefill: what each request has left to decode there, averaged."""
+    gaps = np.diff(times)
+    chunks = _integral(chunk_rate, gaps)
+    free = _integral(~is_prefill * 1.0, gaps)
+    spent = np.interp(log.finish_s, times, chunks) - np.interp(log.first_s, times, chunks)
+    open_s = np.interp(log.finish_s, times, free) - np.interp(log.first_s, times, free)
+    own = np.where(open_s > LEAST_SPAN_S, np.maximum(decode - spent, 0.1 * decode) / np.maximum(open_s, LEAST_SPAN_S), 0.0)
+    total = _counts(times, log.first_s, log.finish_s, own)
+    return np.where(decoding > 0.5, total / np.maximum(decoding, 1.0), 0.0)
 
 
 def _slopes(times: F64, start: F64, end: F64, amount: F64) -> F64:
@@ -152,10 +158,6 @@ def _counts(times: F64, start: F64, end: F64, weight: F64 | npt.NDArray[np.bool_
 
 def _integral(rate: F64, gaps: F64) -> F64:
     return np.concatenate([[0.0], np.cumsum(rate * gaps)])
-
-
-def _cumulative(times: F64, start: F64, end: F64, amount: F64) -> F64:
-    return _integral(_slopes(times, start, end, amount), np.diff(times))
 
 
 @dataclass(frozen=True, slots=True)
