@@ -155,7 +155,7 @@ class Arrays:
         base["ring"]["tick"] = -(1 << 60)
         base["pub"]["seen"] = shared.inst["seen"]
         base["ring"]["seen"] = shared.inst["seen"][:, None]
-        base["learn"]["mean"] = 128.0
+        base["learn"]["mean_tokens"] = 128.0
         base["learn"]["n"] = 0.0
         base["ih"][:] = np.arange(n_inst)
         base["drain"][:] = 0

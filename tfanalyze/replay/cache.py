@@ -11,7 +11,7 @@ FREE_LIST = 0  # ent[0] is no entry: its hnext heads the free list, its held cou
 
 @inner
 def bucket_of(seg, inst, mask):
-    return (seg * 40503 + inst * 2654435761 + (seg >> 7)) & mask
+    return (seg * 40503 + inst * 65599 + (seg >> 7)) & mask
 
 
 @inner

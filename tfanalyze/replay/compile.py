@@ -49,19 +49,26 @@ def compile_policy(policy_class: type) -> Callable[..., int]:
     return numba.njit([signatures()[kind]], cache=cache, nogil=True, error_model="numpy", _nrt=False)(plain)  # type: ignore[no-any-return]
 
 
+# Set before replay_kernel is compiled: globals, because numba never finds a closure in its cache again.
+_open_engine: Any = None
+_open_gates: Any = None
+
+
+def replay_kernel(en_table, gates_table, admit, site, choose):  # type: ignore[no-untyped-def]
+    """Open the bundles, put the policies' pointers in, and run."""
+    en = _open_engine(en_table)
+    gates = _open_gates(gates_table)
+    store_function(gates, 0, admit)
+    store_function(gates, 1, site)
+    store_function(gates, 2, choose)
+    return run_loop(en, gates)
+
+
 @functools.cache
 def compiled_kernel(en_type: Any, gates_type: Any) -> Callable[..., int]:
     """The loop for the given array types (they are always the same)."""
-    open_engine, open_gates = opener(en_type), opener(gates_type)
-
-    def replay_kernel(en_table, gates_table, admit, site, choose):  # type: ignore[no-untyped-def]
-        en = open_engine(en_table)
-        gates = open_gates(gates_table)
-        store_function(gates, 0, admit)
-        store_function(gates, 1, site)
-        store_function(gates, 2, choose)
-        return run_loop(en, gates)
-
+    global _open_engine, _open_gates
+    _open_engine, _open_gates = opener(en_type), opener(gates_type)
     pointers = [types.FunctionType(signatures()[kind]) for kind in HOOKS.values()]
     signature = types.int64(types.int64, types.int64, *pointers)
     with optimise_whole(replay_kernel.__name__):

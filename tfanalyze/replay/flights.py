@@ -40,6 +40,7 @@ from tfanalyze.replay.layout import (
 from tfanalyze.replay.state import (
     ADMIT_DONE,
     ADMIT_HEAD,
+    ADMIT_JOIN,
     ADMIT_NEXT,
     ERROR,
     HOLD,
@@ -50,8 +51,10 @@ from tfanalyze.replay.state import (
     REASON_NEVER_FITS,
     REASON_NO_INSTANCE,
     REASON_NONE,
+    REASON_QUEUE_FULL,
     REASON_SHED,
     REJECTED,
+    SHED,
     TIMEOUT,
 )
 from tfanalyze.replay.steptime import steps_until, stretch_s
@@ -270,15 +273,21 @@ def begin_attempt(en, gw, row, attempt, now_s):
     timeout = gw.cls[r.slo_class].timeout_s
     if timeout < np.inf:
         add_timer(en, gw, now_s + timeout, T_TIMEOUT, x, f.gen, 0)
+    z = gw.gate[f.gw, f.queue]
     if attempt == 0:
-        z = gw.gate[f.gw, f.queue]
         z.offered += 1
         z.offered_tokens += r.input + expected_output(en, gw, f.gw, row)
     if cf.trivial_admit == 1:
         send(en, gw, x, now_s)
         return
-    gate_insert(en, gw, x)
     gw.drain[f.gw] = 1
+    describe(en, gw, f.gw, x, now_s)
+    if gw.admit(ADMIT_JOIN, gw.gate[f.gw], gw.req[0], gw.p_admit, gw.m_admit[f.gw], gw.rng[f.gw]) == SHED:
+        z.shed += 1
+        f.state = GATE_WAIT
+        end_flight(en, gw, x, REJECTED, REASON_QUEUE_FULL, now_s)
+        return
+    gate_insert(en, gw, x)
 
 
 @inner
@@ -505,7 +514,7 @@ def learn_from(en, gw, x, first_s, finish_s):
         v.tpot_ewma_s = tpot if v.tpot_ewma_s == 0.0 else v.tpot_ewma_s + 0.1 * (tpot - v.tpot_ewma_s)
     ln = gw.learn[f.gw, row.slo_class]
     ln.n += 1
-    ln.mean += (row.output - ln.mean) / min(ln.n, 1000.0)
+    ln.mean_tokens += (row.output - ln.mean_tokens) / min(ln.n, 1000.0)
     good = ttft <= c.ttft_s and tpot <= c.tpot_s and finish_s - arrival <= c.e2e_s
     if row.deadline_s == row.deadline_s and finish_s > arrival + row.deadline_s:
         good = False

@@ -263,7 +263,7 @@ def expected_output(en, gw, g, row):
     r = en.row[row]
     if en.cf[0].known_lengths == 1:
         return float(r.output)
-    mean = gw.learn[g, r.slo_class].mean
+    mean = gw.learn[g, r.slo_class].mean_tokens
     if r.max_tokens > 0:
         mean = min(mean, float(r.max_tokens))
     return max(mean, 1.0)

@@ -233,7 +233,7 @@ PUB = np.dtype(
 SLOT = np.dtype([("path", "i8"), ("row", "i4"), ("tokens", "i4"), ("busy", "i4"), ("released", "i8")], align=True)
 TIMER = np.dtype([("t_s", "f8"), ("seq", "i8"), ("kind", "i4"), ("arg", "i4"), ("gen", "i4"), ("extra", "i4")], align=True)
 MESSAGE = np.dtype([("t_s", "f8"), ("seg", "i4"), ("inst", "i4"), ("held", "i4"), ("gw", "i4")], align=True)
-LEARN = np.dtype([("mean", "f8"), ("n", "f8")])  # expected output of a class at a gateway
+LEARN = np.dtype([("mean_tokens", "f8"), ("n", "f8")])  # expected output of a class at a gateway
 SWING = np.dtype([("n", "f8"), ("ttft_s", "f8"), ("var_s2", "f8"), ("attained", "f8")])  # class at a site, per gateway
 QUEUE = np.dtype([("head", "i4"), ("tail", "i4"), ("edf", "i4"), ("held", "i4")])
 LRU = np.dtype([("lru_head", "i4"), ("lru_tail", "i4"), ("blocks", "i8")])

@@ -152,6 +152,7 @@ ADMIT_NEXT = 1  # whose head is to be looked at now?  -> queue index or -1; aske
 #                 and never twice for a queue that answered HOLD in the same round (its `queued` reads 0 then)
 ADMIT_TICK = 2  # the control period is over: move quotas in `memory`  -> ignored
 ADMIT_DONE = 3  # a request of gate[request.slo_class]'s queue left the fleet -> ignored
+ADMIT_JOIN = 4  # asked once when a request arrives, before it joins its queue: SHED = the queue is full, else it joins
 PASS, HOLD, SHED = 0, 1, 2
 
 # ends of a request
