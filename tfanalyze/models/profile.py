@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
+from pathlib import Path
 from typing import Any
+
+from tfanalyze.errors import ProfileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +61,105 @@ class Profile:
     held_out: dict[str, float] = field(default_factory=dict)  # relative error by metric, e.g. ttft_s_p95
     trusted: dict[str, tuple[float, float]] = field(default_factory=dict)  # regime: quantity -> (low, high) seen
     facts: dict[str, Any] = field(default_factory=dict)  # provenance: rows used, what was assumed, sources
+
+
+SCHEMA, VERSION = "tfanalyze/profile", 1
+STEP_UNITS = {
+    "c0_s": "s a step", "c_prefill_step_s": "s a step with prefill", "c_decode_step_s": "s a step with decode",
+    "c_prefill_s": "s a prompt token computed", "c_prefill2_s": "s a prompt token squared (of one step)",
+    "c_attn_s": "s a prompt token and position", "c_seq_s": "s a decoding sequence and step",
+    "c_seq_knee_s": "s a decoding sequence above the knee and step", "knee_seqs": "sequences", "c_mem_s": "s a step",
+    "c_kv_s": "s a KV token read", "c_kv2_s": "s a KV token read, squared", "request_s": "s a request before the engine's queue",
+    "request_token_s": "s a prompt token before the engine's queue", "response_s": "s from a step's end to the client",
+}  # fmt: skip
+
+
+def coefficients(profile: Profile) -> list[dict[str, Any]]:
+    """Every coefficient that is not zero: name, value, unit, and its 90 % interval where one is known."""
+    values = {name: getattr(profile.step, name, None) for name in STEP_UNITS}
+    values |= {name: getattr(profile, name) for name in ("request_s", "request_token_s", "response_s")}
+    return [
+        {"name": name, "value": values[name], "unit": unit, "low": profile.low.get(name), "high": profile.high.get(name)}
+        for name, unit in STEP_UNITS.items()
+        if values[name] or name in profile.high
+    ]
+
+
+def to_json(profiles: Profile | Mapping[str, Profile]) -> dict[str, Any]:
+    """A JSON document of one or several profiles, keyed by name."""
+    many = {profiles.name: profiles} if isinstance(profiles, Profile) else profiles
+    return {"schema": SCHEMA, "version": VERSION, "profiles": {key: asdict(p) for key, p in sorted(many.items())}}
+
+
+def from_json(document: Mapping[str, Any], where: str = "profile") -> dict[str, Profile]:
+    """The profiles of a document made by to_json.
+
+    Errors: ProfileError for another schema, a newer version, a field that is missing, unknown or no number.
+    """
+    if document.get("schema") != SCHEMA or not isinstance(document.get("profiles"), Mapping):
+        raise ProfileError(f"no profile: schema is {document.get('schema')!r}", where, f"expected {SCHEMA!r}; make one with: tfanalyze fit")
+    if not isinstance(document.get("version"), int) or document["version"] > VERSION:
+        raise ProfileError(f"profile version {document.get('version')!r}, this tfanalyze knows up to {VERSION}", where, "upgrade tfanalyze")
+    return {str(key): _one(body, f"{where}: profiles.{key}") for key, body in document["profiles"].items()}
+
+
+def _one(body: Any, where: str) -> Profile:
+    known, step_known = {f.name for f in fields(Profile)}, {f.name for f in fields(StepTime)}
+    if not isinstance(body, Mapping) or not isinstance(body.get("step"), Mapping) or not isinstance(body.get("name"), str):
+        raise ProfileError("needs the fields name and step", where, "make one with: tfanalyze fit")
+    unknown = sorted((set(body) - known) | (set(body["step"]) - step_known))
+    if unknown:
+        raise ProfileError(f"unknown field {unknown[0]!r}", where, "check the spelling, or upgrade tfanalyze")
+    step = {}
+    for name, value in body["step"].items():
+        if name == "form":
+            if value not in ("sum", "max"):
+                raise ProfileError(f"step.form is {value!r}", where, "use sum or max")
+            step[name] = value
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or (value < 0 and name != "c_kv2_s"):
+            raise ProfileError(f"step.{name} is {value!r}", where, "a finite number >= 0 is needed")
+        step[name] = float(value)
+    rest = {key: value for key, value in body.items() if key != "step"}
+    rest["trusted"] = {key: (float(low), float(high)) for key, (low, high) in body.get("trusted", {}).items()}
+    return Profile(step=StepTime(**step), **rest)
+
+
+def load_profiles(name_or_file: str | Path) -> dict[str, Profile]:
+    """Profiles of a file made by `tfanalyze fit --out`, or the shipped default of that name.
+
+    Errors: ProfileError when there is neither, or the file is no profile.
+    """
+    path = Path(name_or_file)
+    shipped = Path(__file__).with_name("defaults") / f"{name_or_file}.json"
+    if not path.is_file():
+        if not shipped.is_file():
+            near = difflib.get_close_matches(str(name_or_file), default_names(), n=3, cutoff=0.3)
+            raise ProfileError(
+                f"no profile file and no shipped profile of this name (close: {', '.join(near) or 'none'})", str(name_or_file),
+                f"give a file made by: tfanalyze fit --out FILE, or one of {len(default_names())} shipped names",
+            )  # fmt: skip
+        path = shipped
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"cannot be read as JSON: {error}", str(path), "make it again with: tfanalyze fit --out FILE") from error
+    if not isinstance(document, dict):
+        raise ProfileError("is no JSON object", str(path), "make it again with: tfanalyze fit --out FILE")
+    return from_json(document, str(path))
+
+
+def load_profile(name_or_file: str | Path) -> Profile:
+    """The one profile of a file or shipped default.
+
+    Errors: ProfileError, also when the file holds several (use load_profiles).
+    """
+    found = load_profiles(name_or_file)
+    if len(found) != 1:
+        raise ProfileError(f"holds {len(found)} profiles: {', '.join(found)}", str(name_or_file), "exactly one is needed here")
+    return next(iter(found.values()))
+
+
+def default_names() -> list[str]:
+    """Names of the shipped profiles."""
+    return sorted(path.stem for path in Path(__file__).with_name("defaults").glob("*.json"))

@@ -1,0 +1,217 @@
+"""fit: profiles of every pool from what a workspace holds, with intervals, held-out error and health."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfanalyze.config import Fleet, Pool
+from tfanalyze.errors import ProfileError
+from tfanalyze.models import health, kv
+from tfanalyze.models.latency import COEFFICIENTS, FORMS, Regression, Rows, blocks_of, bootstrap, choose_form
+from tfanalyze.models.latency import identifiability, predict, rows_from_log, solve
+from tfanalyze.models.observe import Observations, infer_fleet, observe, open_for_reading
+from tfanalyze.models.profile import Profile, StepTime, coefficients
+from tfanalyze.trace import F64
+
+if TYPE_CHECKING:
+    from tfanalyze.workspace import Workspace
+
+Progress = Callable[[float, str], None]
+LEAST_ROWS = 20
+MOST_ROWS = 40_000  # rows used for the regression: a contiguous part keeps neighbours together
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """`profiles` by pool profile name, the fleet that they belong to, and the report behind them (JSON-ready)."""
+
+    profiles: dict[str, Profile]
+    fleet: Fleet
+    report: dict[str, Any]
+    ensemble: dict[str, list[Profile]]  # bootstrap draws of each profile
+
+
+def fit(
+    db: str | Path | Workspace,
+    *,
+    fleet: Fleet | None = None,
+    calibrate: bool = True,
+    draws: int = 100,
+    seed: int = 1,
+    progress: Progress | None = None,
+) -> FitResult:
+    """Fit step times and KV facts to the requests and metrics of a workspace.
+
+    `fleet` overrides what the log shows. `calibrate` replays the recorded routing and adjusts the coefficients until
+    the distributions agree. Deterministic for one seed.
+
+    Errors: WorkspaceError when there is nothing to fit; ProfileError when a pool has fewer than 20 timed requests.
+    """
+    say = progress or (lambda share, what: None)
+    with open_for_reading(db) as workspace:
+        say(0.0, "reading requests")
+        seen = observe(workspace, fleet)
+        used = infer_fleet(seen, fleet)
+        profiles: dict[str, Profile] = {}
+        ensemble: dict[str, list[Profile]] = {}
+        pools: dict[str, Any] = {}
+        groups = _groups(seen, used)
+        for i, (key, (pool, codes)) in enumerate(groups.items()):
+            say(0.05 + 0.35 * i / len(groups), f"regression of {key}")
+            profiles[key], ensemble[key], pools[key] = _fit_pool(workspace, seen, key, pool, codes, draws, seed)
+        report: dict[str, Any] = {
+            "rows": seen.rows,
+            "timed_rows": len(seen.log),
+            "vantage": seen.vantage,
+            "engine": seen.engine or "unknown",
+            "assumed": list(seen.assumed),
+            "kv": kv.pressure(workspace),
+            "health": health.coverage(workspace, seen.log),
+            "profiles": pools,
+        }
+        capacity = kv.capacity_from_use(workspace, seen.log, 0, seen.facts["origin_us"])
+        if capacity:
+            report["kv"]["capacity_from_use"] = capacity
+        if calibrate:
+            from tfanalyze.models.calibrate import calibrate_fit
+
+            profiles, ensemble = calibrate_fit(workspace, seen, used, profiles, ensemble, report, say)
+    say(1.0, "done")
+    for key, profile in profiles.items():
+        report["profiles"][key]["coefficients"] = coefficients(profile)
+        report["profiles"][key]["held_out"] = profile.held_out
+    return FitResult(profiles, used, report, ensemble)
+
+
+def profile_key(pool: Pool) -> str:
+    """Name of a pool's profile: as configured, else its GPU type, else its own."""
+    return pool.profile or (pool.gpu if pool.gpu != "default" else pool.name)
+
+
+def _groups(seen: Observations, fleet: Fleet) -> dict[str, tuple[Pool, list[int]]]:
+    """Profile key -> one of its pools and the log's instances in any of them."""
+    from tfanalyze.replay.fleet import instance_names, pool_of
+
+    names, pools = instance_names(fleet), pool_of(fleet)
+    by_name = {name: pool for name, pool in zip(names, pools, strict=True)}
+    if not all(name in by_name for name in seen.log.instances):
+        order = _fleet_order(seen, fleet)
+        by_name = {name: pools[order[i]] for i, name in enumerate(seen.log.instances)}
+    groups: dict[str, tuple[Pool, list[int]]] = {}
+    for code, name in enumerate(seen.log.instances):
+        pool = by_name[name]
+        groups.setdefault(profile_key(pool), (pool, []))[1].append(code)
+    return groups
+
+
+def _fleet_order(seen: Observations, fleet: Fleet) -> list[int]:
+    """Fleet index of each of the log's instances: by site and model where the fleet was inferred, else in order."""
+    from tfanalyze.replay.fleet import pool_of
+
+    pools = pool_of(fleet)
+    free = list(range(len(pools)))
+    order: list[int] = []
+    for site, model in zip(seen.sites, seen.models, strict=True):
+        fits = [n for n in free if pools[n].site == site and pools[n].model in ("", model)] or free
+        if not fits:
+            raise ProfileError(
+                f"the log names {len(seen.log.instances)} instances, the fleet has {len(pools)}", "fleet", "add the missing pool to tfanalyze.toml"
+            )
+        order.append(fits[0])
+        free.remove(fits[0])
+    return order
+
+
+def _fit_pool(
+    workspace: Workspace, seen: Observations, key: str, pool: Pool, codes: list[int], draws: int, seed: int
+) -> tuple[Profile, list[Profile], dict[str, Any]]:
+    chosen = np.isin(seen.log.instance, codes)
+    if chosen.sum() < LEAST_ROWS:
+        raise ProfileError(
+            f"pool '{key}' has {int(chosen.sum())} timed requests, a fit needs {LEAST_ROWS}", key, "ingest more of the log, or use a shipped profile"
+        )
+    rows = rows_from_log(seen.log.take(chosen), pool.engine.max_num_batched_tokens)
+    if len(rows) > MOST_ROWS:
+        rows = rows.take(np.argsort(rows.at_s, kind="stable")[-MOST_ROWS:])
+    fitted, forms = choose_form(rows)
+    names = FORMS[fitted.form]
+    sample = bootstrap(rows, names, count=draws, seed=seed)
+    low, high = np.quantile(sample, 0.05, axis=0), np.quantile(sample, 0.95, axis=0)
+    overhead = float(seen.facts.get("overhead_s", 0.0))
+    make = lambda values: _profile(values, key, pool, seen, overhead)  # noqa: E731
+    profile = replace(
+        make(fitted.coefficients),
+        low={name: float(value) for name, value in zip(names, low, strict=True)},
+        high={name: float(value) for name, value in zip(names, high, strict=True)},
+        held_out=_regression_error(rows, names),
+        trusted=_regime(seen, chosen, rows),
+        facts={
+            "rows": int(chosen.sum()), "form": fitted.form, "calibrated": False, "sources": "requests of the workspace",
+            "queue": "observed" if seen.queue_known else "inferred: first come, first served",
+            "cached_tokens_known": round(seen.cached_known, 4),
+        },
+    )  # fmt: skip
+    report = {
+        "rows": int(chosen.sum()), "form": fitted.form, "forms": forms,
+        "form_reason": _reason(fitted.form, forms),
+        "identifiability": identifiability(sample, names, rows),
+        "health": health.residual_health(rows, fitted.residuals, seen.log.instances),
+        "residuals": _residuals(rows, fitted, seen.log.instances),
+    }  # fmt: skip
+    return profile, [make(dict(zip(names, row, strict=True))) for row in sample], report
+
+
+def _profile(values: dict[str, float], key: str, pool: Pool, seen: Observations, overhead_s: float) -> Profile:
+    step = {name: float(values[name]) for name in COEFFICIENTS if name in values and name != "request_s"}
+    return Profile(
+        name=key, step=replace(StepTime(c0_s=0.0), **step), request_s=float(values.get("request_s", 0.0)) or overhead_s,
+        gpu=pool.gpu, model=pool.model, kv_tokens=pool.engine.kv_tokens, block_size=pool.engine.block_size,
+    )  # fmt: skip
+
+
+def _reason(form: str, forms: list[dict[str, Any]]) -> str:
+    error = {row["form"]: row["held_out_relative_error"] for row in forms}
+    best = min(error, key=lambda name: error[name])
+    if best == form:
+        return f"least held-out error over time blocks ({error[form]:.1%})"
+    return f"held-out error {error[form]:.1%}; '{best}' has {error[best]:.1%}, not one point better for its extra coefficients"
+
+
+def _regression_error(rows: Rows, names: tuple[str, ...]) -> dict[str, float]:
+    """Median relative error of intervals in the last 30 % of time, by a fit to the first 70 %."""
+    late = blocks_of(rows, 10) >= 7
+    fitted = solve(rows.take(~late), names)
+    out: dict[str, float] = {}
+    for kind, name in ((0, "prefill_interval"), (1, "decode_interval")):
+        test = rows.take(late & (rows.kind == kind))
+        if len(test):
+            out[name] = float(np.median(np.abs(predict(test, fitted.coefficients) / test.seconds - 1.0)))
+    return out
+
+
+def _residuals(rows: Rows, fitted: Regression, instances: tuple[str, ...]) -> dict[str, Any]:
+    """Median and 90th percentile of absolute relative residuals by interval kind, median residual by instance."""
+
+    def of(values: F64) -> dict[str, float]:
+        return {"median": float(np.median(values)), "abs_p50": float(np.median(np.abs(values))), "abs_p90": float(np.quantile(np.abs(values), 0.9))}
+
+    kinds = {name: of(fitted.residuals[rows.kind == k]) for k, name in ((0, "prefill"), (1, "decode")) if (rows.kind == k).any()}
+    each = {name: of(fitted.residuals[rows.instance == c]) for c, name in enumerate(instances) if (rows.instance == c).any()}
+    return {"by_kind": kinds, "by_instance": each}
+
+
+def _regime(seen: Observations, chosen: Any, rows: Rows) -> dict[str, tuple[float, float]]:
+    """What the fit has seen: outside of it a replay is extrapolation."""
+    log = seen.log.take(chosen)
+    decode = rows.kind == 1
+    batch = rows.work[decode, 5] / np.maximum(rows.work[decode, 0], 1.0)
+    reads = rows.work[decode, 6] / np.maximum(rows.work[decode, 0], 1.0)
+    out = {"input_tokens": log.input_tokens, "output_tokens": log.output_tokens}
+    if decode.any():
+        out |= {"decode_seqs": batch, "kv_tokens_read": reads}
+    return {name: (float(np.quantile(values, 0.001)), float(np.quantile(values, 0.999))) for name, values in out.items()}

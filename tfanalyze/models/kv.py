@@ -1,0 +1,91 @@
+"""KV memory: capacity, block size, hits, preemption; from the engine's own metrics, cross-checked with the log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfanalyze.models.timeline import RequestLog, state_at
+
+if TYPE_CHECKING:
+    from tfanalyze.workspace import Workspace
+
+FULL_SHARE = 0.95  # KV use from which memory is taken to be the limit
+
+
+def capacity_from_metrics(workspace: Workspace) -> tuple[int | None, int | None]:
+    """KV capacity of one instance in tokens and the block size, where the engine says so: vLLM's cache_config_info
+    labels, SGLang's max_total_num_tokens, block counts of TensorRT-LLM and Dynamo."""
+    con = workspace.con
+    row = con.execute(
+        "SELECT max(TRY_CAST(labels['num_gpu_blocks'] AS BIGINT)), max(TRY_CAST(labels['block_size'] AS BIGINT)) FROM metrics WHERE name = 'kv_config'"
+    ).fetchone()
+    if row and row[0] and row[1]:
+        return int(row[0]) * int(row[1]), int(row[1])
+    tokens = con.execute("SELECT median(value) FROM metrics WHERE name = 'kv_capacity_tokens'").fetchone()
+    if tokens and tokens[0]:
+        return int(tokens[0]), None
+    blocks = con.execute(
+        "SELECT median(value) FILTER (name = 'kv_capacity_blocks'), median(value) FILTER (name = 'kv_block_tokens') FROM metrics"
+    ).fetchone()
+    if blocks and blocks[0] and blocks[1]:
+        return int(blocks[0] * blocks[1]), int(blocks[1])
+    return None, None
+
+
+def capacity_from_use(workspace: Workspace, log: RequestLog, instance: int, origin_us: int) -> dict[str, Any] | None:
+    """Capacity inferred by holding the engine's KV use share against the tokens that the log says were in flight.
+
+    Shared prefixes and blocks kept for reuse put both off, so this is a check of a configured figure, or a rough
+    figure where none is known. None without a KV use metric above 5 %.
+    """
+    got = workspace.con.execute(
+        "SELECT ts_us, value FROM metrics WHERE name = 'kv_usage' AND (instance = ? OR ? = 'default') ORDER BY ts_us",
+        [log.instances[instance], log.instances[instance]],
+    ).fetchnumpy()
+    if not len(got["ts_us"]):
+        return None
+    share = np.asarray(got["value"], dtype=np.float64)
+    state = state_at(log, instance, (got["ts_us"] - origin_us) * 1e-6)
+    use = (share > 0.05) & state.reliable & (state.kv_tokens > 0)
+    if use.sum() < 10:
+        return None
+    ratio = state.kv_tokens[use] / share[use]
+    low, middle, high = (float(x) for x in np.quantile(ratio, (0.1, 0.5, 0.9)))
+    return {"kv_tokens": int(middle), "low": int(low), "high": int(high), "samples": int(use.sum())}
+
+
+def pressure(workspace: Workspace) -> dict[str, Any]:
+    """KV facts as the engines counted them: highest use, preemptions, hit share, share of time near full."""
+    con = workspace.con
+    row = con.execute(
+        "SELECT max(value), avg(CASE WHEN value >= ? THEN 1.0 ELSE 0.0 END), count(*) FROM metrics WHERE name = 'kv_usage'", [FULL_SHARE]
+    ).fetchone()
+    facts: dict[str, Any] = {}
+    if row and row[2]:
+        facts = {"kv_used_share_max": float(row[0]), "share_of_time_full": float(row[1])}
+    for key, name in (("preemptions", "preemptions_total"), ("hit_tokens", "prefix_hit_tokens_total"), ("query_tokens", "prefix_query_tokens_total")):
+        grown = counter_growth(workspace, name)
+        if grown is not None:
+            facts[key] = int(sum(grown.values()))
+    if facts.get("query_tokens"):
+        facts["prefix_hit_share"] = facts["hit_tokens"] / facts["query_tokens"]
+    return facts
+
+
+def counter_growth(workspace: Workspace, name: str) -> dict[str, float] | None:
+    """Growth of a counter by instance over the metrics' span; a fall is a restart, counted from zero."""
+    got = workspace.con.execute(
+        "SELECT coalesce(instance, 'default') AS instance, ts_us, sum(value) AS value FROM metrics WHERE name = ? GROUP BY ALL ORDER BY instance, ts_us",
+        [name],
+    ).fetchnumpy()
+    if not len(got["ts_us"]):
+        return None
+    instance, value = np.asarray(got["instance"]).astype(str), np.asarray(got["value"], dtype=np.float64)
+    out: dict[str, float] = {}
+    for one in np.unique(instance):
+        series = value[instance == one]
+        step = np.diff(series)
+        out[str(one)] = float(np.where(step < 0, series[1:], step).sum())
+    return out
