@@ -93,25 +93,25 @@ def ingest_logs(
     results: list[FileResult] = []
     skipped: list[dict[str, str]] = []
     errors: list[TfanalyzeError] = []
-    with _opened(db, chosen.wait_s) as workspace:
+    with opened(db, chosen.wait_s) as workspace:
         for number, path in enumerate(found):
-            report = _share(progress, number, len(found))
+            report = share(progress, number, len(found))
             try:
                 results.append(_ingest_file(workspace, path, form, chosen, report))
             except (InputError, FormatError) as error:
                 errors.append(error)
                 skipped.append({"path": path, "why": str(error)})
     if not results and errors:
-        raise errors[0] if len(errors) == 1 else _nothing(errors)
+        raise errors[0] if len(errors) == 1 else nothing_read(errors)
     return summary(results, skipped)
 
 
-def _nothing(errors: list[TfanalyzeError]) -> TfanalyzeError:
+def nothing_read(errors: list[TfanalyzeError]) -> TfanalyzeError:
     first = errors[0]
     return FormatError(f"none of {len(errors)} files could be read; the first: {first}", mend=first.mend)
 
 
-class _opened:
+class opened:
     """A workspace given open stays open; one given by path is closed again."""
 
     def __init__(self, db: str | Path | Workspace, wait_s: float) -> None:
@@ -127,7 +127,7 @@ class _opened:
             self.workspace.close()
 
 
-def _share(progress: Progress | None, number: int, total: int) -> Progress | None:
+def share(progress: Progress | None, number: int, total: int) -> Progress | None:
     if progress is None:
         return None
     return lambda share, what: progress((number + share) / total, what)
