@@ -1,9 +1,15 @@
-"""SLO classes, fleet, engine limits, gateway and clients as frozen dataclasses; read from tfanalyze.toml."""
+"""SLO classes, fleet, engine limits, gateway and clients as frozen dataclasses.
+
+``load_config`` (in settings.py, offered here by the same name) reads them from tfanalyze.toml.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
+from typing import Any
 
 UNSET = -1
 
@@ -118,3 +124,54 @@ DEFAULT_CLASSES: tuple[SloClass, ...] = (
     SloClass("long_context", ttft_s=15.0, tpot_s=0.2, priority=1),
     SloClass("offline", e2e_s=600.0, priority=2),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRule:
+    """Gives requests an SLO class that their log does not name. The first rule whose every condition holds wins."""
+
+    slo_class: str
+    tenant: str = ""  # pattern with * and ?, as in a shell; "" = any
+    model: str = ""  # the same
+    min_input_tokens: int = 0
+    max_input_tokens: int = 0  # 0 = no upper end
+    min_max_tokens: int = 0  # least output budget that the client asked for
+    has_deadline: bool = False  # only requests that carry a deadline
+
+
+@dataclass(frozen=True, slots=True)
+class TuneSettings:
+    """What tune takes unless the command line says otherwise."""
+
+    policy: str = "tokenpilot+slomax"
+    baseline: str = "recorded"
+    objective: str = "goodput"
+    trials: int = 100
+    seed: int = 1
+    timeout_s: float = inf
+    constraints: tuple[str, ...] = ()  # such as "attainment:interactive >= 0.95"
+    pin: Mapping[str, float | str] = field(default_factory=dict)  # parameter -> value that is not searched
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # parameter -> (low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that tfanalyze.toml can say. ``assumed`` lists what was not said and is taken by default."""
+
+    classes: tuple[SloClass, ...] = DEFAULT_CLASSES
+    class_rules: tuple[ClassRule, ...] = ()
+    fleet: Fleet | None = None  # None = as fitted, or as many instances as the log names
+    engine: EngineLimits | None = None  # limits of pools that do not give their own; None = as fitted
+    gateway: Gateway | None = None
+    settings: Mapping[str, float | str] = field(default_factory=dict)  # "tokenpilot.cache_weight" -> value
+    ingest: Mapping[str, Any] = field(default_factory=dict)  # options of ingest; "mapping" = column -> expression
+    tune: TuneSettings = TuneSettings()
+    assumed: tuple[str, ...] = ()
+    path: str = ""  # the file that was read, "" = none
+
+
+def load_config(path: str | Path | None = None) -> Config:
+    """Read ``path``; without one ./tfanalyze.toml if it is there, else the defaults. See ``tfanalyze.settings``."""
+    from tfanalyze.settings import load_config as load
+
+    return load(path)

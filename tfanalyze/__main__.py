@@ -1,0 +1,5 @@
+"""``python -m tfanalyze``."""
+
+from tfanalyze.cli import main
+
+main()
