@@ -3,9 +3,9 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= test
-STAMP := $(VENV)/.installed-$(subst $(empty) ,-,$(subst $(comma),-,$(EXTRAS)))
-PYTEST_ARGS ?= -q -n auto --dist loadfile
 comma := ,
+STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+PYTEST_ARGS ?= -q -n auto --dist loadfile
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& echo $$p && break; done)
