@@ -13,9 +13,8 @@ the true output length: a policy cannot read the future because there is no such
 
 from __future__ import annotations
 
-import difflib
-import importlib
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfanalyze.errors import PolicyError
@@ -49,6 +48,29 @@ def param(
 
 # name on the command line -> "module:Class"; the module is imported when it is asked for
 POLICIES: dict[str, str] = {
+    # TokenFleet's three
+    "tokenpilot": "tfanalyze.replay.policies.tokenpilot:TokenPilot",
+    "fleetmind": "tfanalyze.replay.policies.fleetmind:FleetMind",
+    # baselines: instance
+    "round_robin": "tfanalyze.replay.policies.baselines:RoundRobin",
+    "random": "tfanalyze.replay.policies.baselines:Random",
+    "least_requests": "tfanalyze.replay.policies.baselines:LeastRequests",
+    "power_of_two": "tfanalyze.replay.policies.baselines:PowerOfTwo",
+    "session_affinity": "tfanalyze.replay.policies.baselines:SessionAffinity",
+    "sticky_least": "tfanalyze.replay.policies.baselines:StickyLeast",
+    "least_kv": "tfanalyze.replay.policies.baselines:LeastKv",
+    "prefix_affinity": "tfanalyze.replay.policies.baselines:PrefixAffinity",
+    "recorded": "tfanalyze.replay.policies.baselines:Recorded",
+    "lmetric": "tfanalyze.replay.policies.lmetric:Lmetric",
+    # baselines: site, admission
+    "any_site": "tfanalyze.replay.policies.baselines:AnySite",
+    "admit_all": "tfanalyze.replay.policies.admission:AdmitAll",
+    "fcfs_queue": "tfanalyze.replay.policies.admission:FcfsQueue",
+    "concurrency_limit": "tfanalyze.replay.policies.admission:ConcurrencyLimit",
+    "token_rate": "tfanalyze.replay.policies.admission:TokenRate",
+    "request_rate": "tfanalyze.replay.policies.admission:RequestRate",
+    "adaptive_concurrency": "tfanalyze.replay.policies.admission:AdaptiveConcurrency",
+    "vtc_fair": "tfanalyze.replay.policies.admission:VtcFair",
     # the gateways' own
     "llmd": "tfanalyze.replay.policies.llmd:Llmd",
     "llmd_flow": "tfanalyze.replay.policies.llmd:LlmdFlow",
@@ -83,3 +105,10 @@ class PolicySet:
 
     def parts(self) -> tuple[Any, Any, Any]:
         return (self.admit, self.site, self.instance)
+
+
+def load_policy(spec: str, settings: Mapping[str, float | str] | None = None) -> PolicySet:
+    """Policies from "tokenpilot+fleetmind+slomax", "round_robin" or "path/to/file.py:Name", see ``loading``."""
+    from tfanalyze.replay.policies.loading import load_policy as load
+
+    return load(spec, settings or {})
