@@ -1,0 +1,261 @@
+"""Calibration by simulation: replay the recorded routing and move the coefficients until the latencies agree.
+
+The regression of latency.py looks at each interval by itself and has to guess what queued where. The replay knows,
+and a replay takes milliseconds, so the last step of a fit compares what matters: the distributions of TTFT, TPOT and
+E2E, their course over time, and every request's own latency. The regression stays as the prior: a coefficient that the
+replay cannot see keeps its value.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tfanalyze.config import DEFAULT_CLASSES, Fleet, SloClass
+from tfanalyze.models.profile import Profile
+from tfanalyze.trace import F64, I64, Trace
+
+if TYPE_CHECKING:
+    from tfanalyze.models.observe import Observations
+    from tfanalyze.replay import Outcome
+    from tfanalyze.workspace import Workspace
+
+Progress = Callable[[float, str], None]
+GROUPS: tuple[tuple[str, ...], ...] = (  # coefficients that one multiplier moves together
+    ("c0_s", "c_decode_step_s", "c_mem_s"),
+    ("c_prefill_step_s",),
+    ("c_prefill_s", "c_attn_s", "c_prefill2_s"),
+    ("c_seq_s", "c_seq_knee_s"),
+    ("c_kv_s", "c_kv2_s"),
+    ("request_s", "request_token_s"),
+)
+LEVELS = np.array([0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99])
+WINDOWS = 8
+PROBE = 0.06  # change of a log multiplier by which derivatives are taken: wide enough to see over single queue swaps
+ROUNDS = 6
+MOST_ROWS = 30_000  # the replayed trace is cut to its last rows beyond this
+NOISE_FLOOR = 0.02  # relative error below which an agreement is as good as perfect
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was observed of every row of the trace, shape (n,); NaN where not."""
+
+    ttft_s: F64
+    tpot_s: F64
+    e2e_s: F64
+    arrival_s: F64
+
+    def columns(self) -> tuple[F64, F64, F64]:
+        return self.ttft_s, self.tpot_s, self.e2e_s
+
+
+def observed(trace: Trace) -> Seen:
+    """The observed latencies of requests that ended well."""
+    assert trace.observed is not None
+    ok = (trace.observed.status == 0) | (trace.observed.status == -1)
+    ttft = np.where(ok, trace.observed.ttft_s, np.nan)
+    e2e = np.where(ok, trace.observed.e2e_s, np.nan)
+    return Seen(ttft, _tpot(ttft, e2e, trace.output_tokens), e2e, trace.arrival_s)
+
+
+def simulated(trace: Trace, outcome: Outcome) -> Seen:
+    """The same of a replay."""
+    ok = outcome.status == 0
+    ttft = np.where(ok, outcome.first_token_s - outcome.arrival_s, np.nan)
+    e2e = np.where(ok, outcome.finish_s - outcome.arrival_s, np.nan)
+    return Seen(ttft, _tpot(ttft, e2e, trace.output_tokens), e2e, trace.arrival_s)
+
+
+def _tpot(ttft: F64, e2e: F64, output: npt.NDArray[np.int32]) -> F64:
+    return np.where(output >= 2, (e2e - ttft) / np.maximum(output - 1, 1), np.nan)
+
+
+class Replayer:
+    """Replays one trace under the recorded routing with any profiles; the trace is prepared once."""
+
+    def __init__(self, trace: Trace, fleet: Fleet, profiles: Mapping[str, Profile], classes: tuple[SloClass, ...], policies: Any = "recorded") -> None:
+        from tfanalyze.replay import Simulator
+
+        patient = tuple(replace(c, timeout_s=np.inf, max_retries=0) for c in classes)  # rows are attempts already
+        self.trace, self.fleet, self.policies = trace, fleet, policies
+        self.simulator = Simulator(trace, fleet, dict(profiles), patient)
+        self.count = 0
+
+    def __call__(self, profiles: Mapping[str, Profile], seed: int = 1) -> Outcome:
+        from tfanalyze.replay.fleet import instance_records, profile_hash
+
+        self.count += 1
+        one = copy.copy(self.simulator)
+        records, _ = instance_records(self.fleet, profiles)
+        one.shared = replace(self.simulator.shared, inst=records)
+        one._idle = []
+        one.profile_hash = profile_hash(profiles)
+        return one.run(self.policies, seed)
+
+    def latencies(self, profiles: Mapping[str, Profile]) -> Seen:
+        return simulated(self.trace, self(profiles))
+
+
+def moved(profiles: Mapping[str, Profile], names: list[tuple[str, int]], x: F64) -> dict[str, Profile]:
+    """Profiles with each (profile, group) of `names` multiplied by exp(x)."""
+    out = dict(profiles)
+    for (key, group), value in zip(names, x, strict=True):
+        profile, factor = out[key], float(np.exp(value))
+        step = {f: getattr(profile.step, f) * factor for f in GROUPS[group] if hasattr(profile.step, f)}
+        whole = {f: getattr(profile, f) * factor for f in GROUPS[group] if f.startswith("request")}
+        out[key] = replace(profile, step=replace(profile.step, **step), **whole)
+    return out
+
+
+def residuals(mine: Seen, theirs: Seen, rows: I64, windows: I64) -> F64:
+    """What must vanish: log ratios of quantiles, of window means, and the spread of single requests.
+
+    Each is divided by about the error that its own number of requests allows.
+    """
+    parts: list[F64] = []
+    for sim, obs in zip(mine.columns(), theirs.columns(), strict=True):
+        both = rows[~np.isnan(sim[rows]) & ~np.isnan(obs[rows])]
+        if len(both) < 10:
+            parts.append(np.zeros(len(LEVELS) + WINDOWS + 1))
+            continue
+        a, b = np.maximum(sim[both], 1e-6), np.maximum(obs[both], 1e-6)
+        spread = float(np.std(np.log(b)))
+        qa, qb = np.quantile(a, LEVELS), np.quantile(b, LEVELS)
+        error = NOISE_FLOOR + spread / np.sqrt(len(both) * np.minimum(LEVELS, 1 - LEVELS) * 4.0)
+        parts.append(np.log(qa / qb) / error / np.sqrt(len(LEVELS)))
+        window = windows[both]
+        count = np.maximum(np.bincount(window, minlength=WINDOWS), 1)
+        mean = np.bincount(window, np.log(a / b), minlength=WINDOWS) / count
+        parts.append(np.where(count > 3, mean / (NOISE_FLOOR + spread / np.sqrt(count)), 0.0) / np.sqrt(WINDOWS))
+        ratio = np.log(a / b)
+        huber = np.where(np.abs(ratio) < 0.3, ratio**2 / 2, 0.3 * (np.abs(ratio) - 0.15))
+        parts.append(np.array([np.sqrt(huber.mean()) / 0.1]))
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Calibrated profiles, log multipliers (k,) with their names, the loss before and after, replays used, draws (m, k)."""
+
+    profiles: dict[str, Profile]
+    names: list[tuple[str, int]]
+    x: F64
+    loss_before: float
+    loss_after: float
+    replays: int
+    draws: F64
+
+
+def windows_of(arrival_s: F64) -> I64:
+    """(n,) index of WINDOWS windows with equal numbers of requests."""
+    return (np.argsort(np.argsort(arrival_s, kind="stable"), kind="stable") * WINDOWS // max(len(arrival_s), 1)).astype(np.int64)
+
+
+def calibrate(
+    replayer: Replayer,
+    profiles: Mapping[str, Profile],
+    target: Seen,
+    rows: I64,
+    *,
+    draws: int = 0,
+    seed: int = 1,
+    progress: Progress | None = None,
+) -> Calibration:
+    """Move the coefficient groups of every profile until replay and observation agree on `rows`.
+
+    Damped Gauss-Newton with differences of replays; a step is kept only if the loss falls. Deterministic.
+    """
+    say = progress or (lambda share, what: None)
+    start = {key: _opened(profile) for key, profile in profiles.items()}
+    names = [(key, g) for key in sorted(start) for g in range(len(GROUPS)) if _movable(start[key], g)]
+    width = np.array([_prior_width(start[key], g) for key, g in names])
+    windows = windows_of(target.arrival_s)
+    x, damping = np.zeros(len(names)), 1.0
+
+    def at(x: F64) -> Seen:
+        return replayer.latencies(moved(start, names, x))
+
+    def loss(r: F64, x: F64) -> float:
+        return float(r @ r + ((x / width) ** 2).sum() / 10.0)
+
+    base = at(x)
+    r = residuals(base, target, rows, windows)
+    before = best = loss(r, x)
+    probes: list[Seen] = []
+    for round_ in range(ROUNDS):
+        say(round_ / ROUNDS, f"calibration by replay, loss {best:.2f}")
+        probes = [at(x + PROBE * np.eye(len(x))[i]) for i in range(len(x))]
+        jacobian = np.stack([(residuals(p, target, rows, windows) - r) / PROBE for p in probes], axis=1)
+        improved = False
+        for _ in range(4):
+            step = _step(jacobian, r, x, width, damping)
+            trial = np.clip(x + np.clip(step, -0.7, 0.7), -3.0, 3.0)
+            got = at(trial)
+            r_new = residuals(got, target, rows, windows)
+            value = loss(r_new, trial)
+            if value < best * 0.999:
+                improved, damping = True, max(damping / 4.0, 1e-3)
+                gain = best - value
+                x, r, base, best = trial, r_new, got, value
+                break
+            damping *= 5.0
+        if not improved or gain < 0.002 * best:
+            break
+    probes = [at(x + PROBE * np.eye(len(x))[i]) for i in range(len(x))]
+    sample = _bootstrap(base, probes, target, rows, windows, x, width, draws, seed)
+    return Calibration(moved(start, names, x), names, x, before, best, replayer.count, sample)
+
+
+def _step(jacobian: F64, r: F64, x: F64, width: F64, damping: float) -> F64:
+    prior = np.diag(1.0 / width**2 / 10.0)
+    normal = jacobian.T @ jacobian + prior
+    return np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -(jacobian.T @ r + prior @ x))
+
+
+def _opened(profile: Profile) -> Profile:
+    """A coefficient that the regression put at zero, but whose interval reaches above it, starts inside the interval."""
+    step = {}
+    for name, high in profile.high.items():
+        if hasattr(profile.step, name) and getattr(profile.step, name) < high / 4.0:
+            step[name] = high / 4.0
+    request_s = max(profile.request_s, 1e-3)
+    return replace(profile, step=replace(profile.step, **step), request_s=request_s)
+
+
+def _movable(profile: Profile, group: int) -> bool:
+    return any((getattr(profile.step, f, 0.0) or getattr(profile, f, 0.0)) > 0 for f in GROUPS[group])
+
+
+def _prior_width(profile: Profile, group: int) -> float:
+    """How far a log multiplier may stray: the regression's interval, at least 15 %, at most a factor of e."""
+    widths = []
+    for name in GROUPS[group]:
+        value = getattr(profile.step, name, 0.0) or getattr(profile, name, 0.0)
+        if value > 0 and name in profile.high:
+            low, high = max(profile.low[name], value / 20.0), max(profile.high[name], value)
+            widths.append(float(np.log(high / low)) / 3.29)
+    return float(np.clip(min(widths, default=1.0), 0.15, 1.0)) * 2.0
+
+
+def _bootstrap(
+    base: Seen, probes: list[Seen], target: Seen, rows: I64, windows: I64, x: F64, width: F64, draws: int, seed: int
+) -> F64:
+    """(draws, k) log multipliers: one Gauss-Newton step on rows resampled by time block, from the replays at hand."""
+    rng = np.random.default_rng(seed)
+    count = max(4, min(20, len(rows) // 10))
+    ordered = rows[np.argsort(target.arrival_s[rows], kind="stable")]
+    parts = np.array_split(ordered, count)
+    r0 = residuals(base, target, rows, windows)
+    out = np.empty((draws, len(x)))
+    for draw in range(draws):
+        picked = np.concatenate([parts[i] for i in rng.integers(0, count, count)])
+        r = residuals(base, target, picked, windows)
+        jacobian = np.stack([(residuals(p, target, picked, windows) - r) / PROBE for p in probes], axis=1)
+        out[draw] = np.clip(x + np.clip(_step(jacobian, r - r0, np.zeros_like(x), width, 0.0), -1.0, 1.0), -4.0, 4.0)
+    return out
