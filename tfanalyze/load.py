@@ -217,7 +217,8 @@ def _build(
     output = _outputs(_number(pick, "output_tokens"), _number(pick, "max_tokens"), slo_class, notes)
     off, flat = take_blocks(off, flat, rows)
     size = int(raw.get("block_size_used", 0))
-    off, ids = _block_ids(off, flat, size, inputs, output, prev, notes)
+    cached = _number(pick, "cached_tokens")
+    off, ids = _block_ids(off, flat, size, inputs, output, prev, cached, notes)
     unix = all(base in (None, "unix") for base in set(pick["time_base"].tolist()))
     ids_text = pick["request_id"]
     return Trace(
@@ -361,7 +362,7 @@ def _outputs(output: F64, max_tokens: F64, slo_class: Any, notes: list[str]) -> 
 
 
 def _block_ids(
-    off: I64, flat: npt.NDArray[Any], size: int, inputs: I32, output: I32, prev: I32, notes: list[str]
+    off: I64, flat: npt.NDArray[Any], size: int, inputs: I32, output: I32, prev: I32, cached: F64, notes: list[str]
 ) -> tuple[I64, I32]:
     """Dense chained ids, cut at the prompt's end, with the answer blocks that the session's next turn shows."""
     if not len(flat):
@@ -371,8 +372,24 @@ def _block_ids(
     ids, made = chain(offsets(reach), dense_ids(flat[keep]))
     if made:
         notes.append("block hashes covered single blocks: they were chained to stand for whole prefixes")
+    if answers_recomputed(size, inputs, output, prev, cached):
+        notes.append("cached tokens of later turns end with the previous prompt: answers are not taken as reusable")
+        return offsets(reach), dense_ids(ids)
     off, ids = with_answers(offsets(reach), ids, size, inputs, output, prev)
     return off, dense_ids(ids)
+
+
+def answers_recomputed(size: int, inputs: I32, output: I32, prev: I32, cached: F64) -> bool:
+    """Does the log show that an answer is not reused by the next turn (it comes back as other tokens)?
+
+    True where at least five later turns hit the previous prompt as a whole, its answer filled a block or more, and
+    none of them hit any of that answer.
+    """
+    turn = np.flatnonzero((prev >= 0) & ~np.isnan(cached))
+    before = prev[turn]
+    whole = (inputs[before] // size) * size
+    told = (cached[turn] >= whole - size) & (inputs[before] + output[before] >= whole + size) & (inputs[turn] > whole + size)
+    return bool(told.sum() >= 5 and not (cached[turn][told] >= whole[told] + size).any())
 
 
 def _lead(off: I64, counts: I64) -> I64:
