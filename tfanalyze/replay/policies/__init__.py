@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfanalyze.errors import PolicyError
 
 
 def param(
@@ -51,6 +50,7 @@ POLICIES: dict[str, str] = {
     # TokenFleet's three
     "tokenpilot": "tfanalyze.replay.policies.tokenpilot:TokenPilot",
     "fleetmind": "tfanalyze.replay.policies.fleetmind:FleetMind",
+    "slomax": "tfanalyze.replay.policies.slomax:SloMax",
     # baselines: instance
     "round_robin": "tfanalyze.replay.policies.baselines:RoundRobin",
     "random": "tfanalyze.replay.policies.baselines:Random",

@@ -1,5 +1,5 @@
 """Admission that gateways run today: none, one queue, limits, rates, adaptive limits, fair shares."""
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ class FcfsQueue:
     trivial: ClassVar[bool] = False
     queue_by: ClassVar[str] = "one"
 
-    engine_queue: float = param(2, "requests", 0, 256, "mean requests waiting in an engine at which the gateway holds", integer=True)
+    engine_queue: float = param(
+        2, "requests", 0, 256, "mean requests waiting in an engine at which the gateway holds", integer=True
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -78,7 +80,10 @@ class FcfsQueue:
         if op == ADMIT_HEAD:
             if gate[0].now_s != memory[0]:
                 memory[0], memory[1] = gate[0].now_s, 0.0
-            if gate[0].waiting + memory[1] > engine_queue * max(1.0, gate[0].instances) and gate[0].inflight > 0.0:
+            if (
+                gate[0].waiting + memory[1] > engine_queue * max(1.0, gate[0].instances)
+                and gate[0].inflight > 0.0
+            ):
                 return HOLD
             memory[1] += 1.0
             return PASS
@@ -98,8 +103,12 @@ class ConcurrencyLimit:
     trivial: ClassVar[bool] = False
     queue_by: ClassVar[str] = "one"
 
-    limit_requests: float = param(64, "requests/instance", 1, 1024, "requests in flight for each ready instance", log=True, integer=True)
-    queue_requests: float = param(10000, "requests", 0, 100000, "requests that may wait at the gateway", integer=True)
+    limit_requests: float = param(
+        64, "requests/instance", 1, 1024, "requests in flight for each ready instance", log=True, integer=True
+    )
+    queue_requests: float = param(
+        10000, "requests", 0, 100000, "requests that may wait at the gateway", integer=True
+    )
     max_wait_s: float = param(60.0, "s", 0.1, 3600.0, "a request that has waited longer is shed", log=True)
 
     @staticmethod
@@ -170,7 +179,15 @@ class RequestRate:
 
     requests_per_min: float = param(30, "requests/min", 1, 100000, "rate of each tenant", log=True)
     window_s: float = param(60.0, "s", 1.0, 600.0, "fixed window in which requests are counted", tune=False)
-    limit_requests: float = param(0, "requests/instance", 0, 1024, "requests in flight for each instance, 0 = no limit", integer=True, tune=False)
+    limit_requests: float = param(
+        0,
+        "requests/instance",
+        0,
+        1024,
+        "requests in flight for each instance, 0 = no limit",
+        integer=True,
+        tune=False,
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -209,7 +226,9 @@ class AdaptiveConcurrency:
     trivial: ClassVar[bool] = False
     queue_by: ClassVar[str] = "one"
 
-    start_requests: float = param(32, "requests/instance", 1, 512, "limit for each instance at the start", log=True, integer=True)
+    start_requests: float = param(
+        32, "requests/instance", 1, 512, "limit for each instance at the start", log=True, integer=True
+    )
     tolerance: float = param(2.0, "factor", 1.0, 10.0, "how much worse than the best latency is normal")
     smooth: float = param(0.2, "share", 0.01, 1.0, "how far the limit moves in one period")
     max_wait_s: float = param(60.0, "s", 0.1, 3600.0, "a request that has waited longer is shed", log=True)
@@ -221,7 +240,13 @@ class AdaptiveConcurrency:
 
     @staticmethod
     def admit(op, gate, request, params, memory, rng):
-        start_requests, tolerance, smooth, max_wait_s, period_s = params[0], params[1], params[2], params[3], params[4]
+        start_requests, tolerance, smooth, max_wait_s, period_s = (
+            params[0],
+            params[1],
+            params[2],
+            params[3],
+            params[4],
+        )
         if op == ADMIT_NEXT:
             return oldest_queue(gate)
         if memory[0] == 0.0:
@@ -255,8 +280,12 @@ class VtcFair:
     trivial: ClassVar[bool] = False
     queue_by: ClassVar[str] = "tenant"
 
-    limit_requests: float = param(64, "requests/instance", 1, 1024, "requests in flight for each ready instance", log=True, integer=True)
-    output_weight: float = param(2.0, "factor", 0.0, 8.0, "an output token's cost in input tokens", tune=False)
+    limit_requests: float = param(
+        64, "requests/instance", 1, 1024, "requests in flight for each ready instance", log=True, integer=True
+    )
+    output_weight: float = param(
+        2.0, "factor", 0.0, 8.0, "an output token's cost in input tokens", tune=False
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:

@@ -1,5 +1,5 @@
 """Routing that users run today without weights, and the trivial defaults of the hooks."""
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -202,7 +202,9 @@ class StickyLeast:
     kind: ClassVar[str] = "instance"
     trivial: ClassVar[bool] = False
 
-    slack_requests: float = param(8, "requests", 0, 256, "how many more in flight the last instance may have", integer=True)
+    slack_requests: float = param(
+        8, "requests", 0, 256, "how many more in flight the last instance may have", integer=True
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:

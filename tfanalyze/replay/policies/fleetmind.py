@@ -1,5 +1,5 @@
 """FleetMind: which site gets the request.  A free GPU is not "can serve now"."""
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def site_ttft_s(z, request):
     backlog = max(z.queued_prefill_tokens, z.inflight_prefill_tokens)
     rate = max(z.prefill_tok_s, 1e-9)
     wait = max(z.min_wait_s, 0.0) if z.min_wait_s < np.inf else 0.0
-    wait = max(wait, 0.5 * backlog / rate)  # reports are old: the site's mean backlog bounds what the best can be
+    wait = max(
+        wait, 0.5 * backlog / rate
+    )  # reports are old: the site's mean backlog bounds what the best can be
     new = max(1.0, request.input_tokens - z.hit_tokens)
     return request.now_s - request.arrival_s + z.rtt_s + wait + new * max(z.instances, 1.0) / rate
 
@@ -75,14 +77,24 @@ class FleetMind:
     trivial: ClassVar[bool] = False
 
     miss_s: float = param(5.0, "s", 0.0, 60.0, "seconds of score that a certain SLO miss costs")
-    spill_below: float = param(0.8, "share", 0.0, 1.0, "success at home below which other sites are considered")
+    spill_below: float = param(
+        0.8, "share", 0.0, 1.0, "success at home below which other sites are considered"
+    )
     hysteresis: float = param(0.1, "share", 0.0, 0.5, "how far above that success at home must be to return")
-    near_s: float = param(0.005, "s", 0.0, 0.2, "sites whose round trip is this close to the least are home too", tune=False)
-    swing_weight: float = param(1.0, "s/s", 0.0, 4.0, "spread of the prediction for each second of TTFT spread seen")
+    near_s: float = param(
+        0.005, "s", 0.0, 0.2, "sites whose round trip is this close to the least are home too", tune=False
+    )
+    swing_weight: float = param(
+        1.0, "s/s", 0.0, 4.0, "spread of the prediction for each second of TTFT spread seen"
+    )
     drift: float = param(0.2, "s/s", 0.0, 2.0, "spread of the prediction for each second of report age")
-    history_weight: float = param(0.2, "share", 0.0, 1.0, "how much of success rests on the class's recent attainment there")
+    history_weight: float = param(
+        0.2, "share", 0.0, 1.0, "how much of success rests on the class's recent attainment there"
+    )
     kv_knee: float = param(0.9, "share", 0.5, 1.0, "mean KV use at which a site has no capacity left")
-    tie_s: float = param(0.002, "s", 0.0, 0.2, "scores this close are equal; the session's last site is kept", tune=False)
+    tie_s: float = param(
+        0.002, "s", 0.0, 0.2, "scores this close are equal; the session's last site is kept", tune=False
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -91,7 +103,13 @@ class FleetMind:
     @staticmethod
     def choose_site(sites, request, params, memory, rng, scores):
         miss_s, spill_below, hysteresis, near_s = params[0], params[1], params[2], params[3]
-        swing_weight, drift, history_weight, kv_knee, tie_s = params[4], params[5], params[6], params[7], params[8]
+        swing_weight, drift, history_weight, kv_knee, tie_s = (
+            params[4],
+            params[5],
+            params[6],
+            params[7],
+            params[8],
+        )
         home_rtt, home_success = np.inf, 0.0
         for s in range(sites.size):
             if sites[s].ready == 1:

@@ -3,7 +3,7 @@
 All times are seconds, all counts tokens or requests; `v` is one VIEW record.  The formulas are StepTime's
 (models/profile.py) with what a gateway can know put in; none allocates, raises or reads the future.
 """
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def prefill_time_s(v, new_tokens, hit):
     chunk = max(1.0, v.max_batched_tokens)
     steps = max(1.0, np.ceil(new_tokens / chunk))
     attn = new_tokens * hit + 0.5 * new_tokens * (new_tokens + 1.0)
-    own = v.c_prefill_s * new_tokens + v.c_prefill2_s * new_tokens * min(new_tokens, chunk) + v.c_attn_s * attn
+    own = (
+        v.c_prefill_s * new_tokens + v.c_prefill2_s * new_tokens * min(new_tokens, chunk) + v.c_attn_s * attn
+    )
     return steps * (v.c0_s + v.c_prefill_step_s) + own
 
 

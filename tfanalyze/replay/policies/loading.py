@@ -50,7 +50,9 @@ def policy_class(name: str) -> type:
     target = POLICIES.get(ALIASES.get(name, name))
     if target is None:
         near = difflib.get_close_matches(name, POLICIES, 3, 0.5)
-        mend = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(POLICIES)}, or file.py:Name"
+        mend = (
+            f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(POLICIES)}, or file.py:Name"
+        )
         raise PolicyError(f"no policy is named {name!r}", mend=mend)
     module, _, attribute = target.partition(":")
     cls: type = getattr(importlib.import_module(module), attribute)
@@ -71,13 +73,21 @@ def _from_file(name: str) -> type:
     if module is None or getattr(module, "__tfanalyze_stamp__", "") != stamp:
         module = _run_module(module_name, path)
         module.__tfanalyze_stamp__ = stamp  # type: ignore[attr-defined]
-    own = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module_name and hasattr(v, "kind")]
+    own = [
+        v
+        for v in vars(module).values()
+        if isinstance(v, type) and v.__module__ == module_name and hasattr(v, "kind")
+    ]
     if not attribute and len(own) == 1:
         return _checked(own[0], file)
     cls = getattr(module, attribute, None) if attribute else None
     if not isinstance(cls, type):
         names = ", ".join(c.__name__ for c in own) or "none"
-        raise PolicyError(f"no policy class {attribute!r}" if attribute else "no class named", file, f"policies there: {names}")
+        raise PolicyError(
+            f"no policy class {attribute!r}" if attribute else "no class named",
+            file,
+            f"policies there: {names}",
+        )
     return _checked(cls, file)
 
 
@@ -109,14 +119,22 @@ def _checked(cls: type, where: str) -> type:
     """Refuse a user's class that lacks what the loop needs; fill in what may be left out."""
     kind = getattr(cls, "kind", None)
     if kind not in DECISIONS:
-        raise PolicyError(f"{cls.__name__}.kind is {kind!r}", where, "set it to 'instance', 'site' or 'admit'")
+        raise PolicyError(
+            f"{cls.__name__}.kind is {kind!r}", where, "set it to 'instance', 'site' or 'admit'"
+        )
     if not is_dataclass(cls):
-        raise PolicyError(f"{cls.__name__} is not a dataclass", where, "decorate it with @dataclass(frozen=True)")
+        raise PolicyError(
+            f"{cls.__name__} is not a dataclass", where, "decorate it with @dataclass(frozen=True)"
+        )
     if not callable(getattr(cls, DECISIONS[kind], None)):
-        raise PolicyError(f"{cls.__name__} has no {DECISIONS[kind]}", where, "see docs/policies.md for its arguments")
+        raise PolicyError(
+            f"{cls.__name__} has no {DECISIONS[kind]}", where, "see docs/policies.md for its arguments"
+        )
     for entry in fields(cls):
         if "low" not in entry.metadata:
-            raise PolicyError(f"{cls.__name__}.{entry.name} is not declared with param()", where, "see docs/policies.md")
+            raise PolicyError(
+                f"{cls.__name__}.{entry.name} is not declared with param()", where, "see docs/policies.md"
+            )
     for name, value in (("name", cls.__name__.lower()), ("trivial", False)):
         if not hasattr(cls, name):
             setattr(cls, name, value)
@@ -125,7 +143,9 @@ def _checked(cls: type, where: str) -> type:
     return cls
 
 
-def _settings_of(chosen: Mapping[str, type], settings: Mapping[str, float | str]) -> dict[str, dict[str, float]]:
+def _settings_of(
+    chosen: Mapping[str, type], settings: Mapping[str, float | str]
+) -> dict[str, dict[str, float]]:
     """Settings by hook, checked against the declarations."""
     found: dict[str, dict[str, float]] = {kind: {} for kind in chosen}
     for key, given in settings.items():
@@ -137,7 +157,9 @@ def _settings_of(chosen: Mapping[str, type], settings: Mapping[str, float | str]
             if entry.name == name and policy in ("", cls.name)  # type: ignore[attr-defined]
         ]
         if len(owners) > 1:
-            raise PolicyError(f"{key!r} is a parameter of more than one policy", "settings", "write policy.parameter")
+            raise PolicyError(
+                f"{key!r} is a parameter of more than one policy", "settings", "write policy.parameter"
+            )
         if not owners:
             known = [f"{c.name}.{e.name}" for c in chosen.values() for e in fields(c)]  # type: ignore[attr-defined,arg-type]
             raise PolicyError(f"no parameter {key!r}", "settings", _nearest(key, known))
@@ -155,10 +177,16 @@ def setting_value(entry: Field[Any], given: float | str, where: str) -> float:
     try:
         value = float(given)
     except ValueError as error:
-        allowed = ", ".join(choices) if choices else f"a number from {meta['low']:g} to {meta['high']:g} {meta['unit']}"
+        allowed = (
+            ", ".join(choices)
+            if choices
+            else f"a number from {meta['low']:g} to {meta['high']:g} {meta['unit']}"
+        )
         raise PolicyError(f"is {given!r}", where, f"allowed: {allowed}") from error
     if not meta["low"] <= value <= meta["high"]:
-        raise PolicyError(f"is {value:g}", where, f"allowed: {meta['low']:g} to {meta['high']:g} {meta['unit']}")
+        raise PolicyError(
+            f"is {value:g}", where, f"allowed: {meta['low']:g} to {meta['high']:g} {meta['unit']}"
+        )
     if meta["integer"] and value != round(value):
         raise PolicyError(f"is {value:g}", where, "a whole number is needed")
     return value
@@ -166,5 +194,7 @@ def setting_value(entry: Field[Any], given: float | str, where: str) -> float:
 
 def _nearest(word: str, known: Iterable[str]) -> str:
     names = list(known)
-    near = difflib.get_close_matches(word, names, 3, 0.5) or difflib.get_close_matches(word, [k.partition(".")[2] for k in names], 3, 0.5)
+    near = difflib.get_close_matches(word, names, 3, 0.5) or difflib.get_close_matches(
+        word, [k.partition(".")[2] for k in names], 3, 0.5
+    )
     return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names) or 'none'}"

@@ -1,5 +1,5 @@
 """TokenPilot: which instance of a pool gets the request, in seconds saved against seconds waited."""
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -90,16 +90,30 @@ class TokenPilot:
     kind: ClassVar[str] = "instance"
     trivial: ClassVar[bool] = False
 
-    cache_weight: float = param(1.0, "s/s", 0.0, 4.0, "seconds of score for each second of prefill that the cache saves")
-    margin_s: float = param(0.01, "s", 0.0, 1.0, "how much more than the extra wait a cached prefix must save to count")
-    decode_weight: float = param(0.05, "s/s", 0.0, 1.0, "seconds of score for each second of its own predicted decode")
-    stall_weight: float = param(0.02, "s/s", 0.0, 0.5, "seconds of score for each second that all other decodes lose")
-    kv_weight: float = param(0.5, "s/s", 0.0, 4.0, "seconds of score for each second of recomputation above the KV knee")
+    cache_weight: float = param(
+        1.0, "s/s", 0.0, 4.0, "seconds of score for each second of prefill that the cache saves"
+    )
+    margin_s: float = param(
+        0.01, "s", 0.0, 1.0, "how much more than the extra wait a cached prefix must save to count"
+    )
+    decode_weight: float = param(
+        0.05, "s/s", 0.0, 1.0, "seconds of score for each second of its own predicted decode"
+    )
+    stall_weight: float = param(
+        0.02, "s/s", 0.0, 0.5, "seconds of score for each second that all other decodes lose"
+    )
+    kv_weight: float = param(
+        0.5, "s/s", 0.0, 4.0, "seconds of score for each second of recomputation above the KV knee"
+    )
     kv_knee: float = param(0.9, "share", 0.5, 1.0, "KV use above which eviction and preemption are charged")
     slo_weight: float = param(0.5, "s/s", 0.0, 4.0, "seconds of score for each second of predicted SLO miss")
     tie_s: float = param(0.002, "s", 0.0, 0.2, "scores this close are equal")
-    tie_age_weight: float = param(0.02, "s/s", 0.0, 1.0, "the tie band grows by this for each second of report age")
-    stale_s: float = param(1.0, "s", 0.05, 60.0, "report age at which half of it is believed", log=True, tune=False)
+    tie_age_weight: float = param(
+        0.02, "s/s", 0.0, 1.0, "the tie band grows by this for each second of report age"
+    )
+    stale_s: float = param(
+        1.0, "s", 0.05, 60.0, "report age at which half of it is believed", log=True, tune=False
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -147,7 +161,11 @@ class TokenPilot:
         waits = [wait_s(v, request, stale_s) if v.ready == 1 else np.inf for v in view]
         rows = []
         for v, wait in zip(view, waits, strict=True):
-            cold, saved, decode = prefill_time_s(v, request.input_tokens, 0.0), saved_s(v, request), decode_s(v, request)
+            cold, saved, decode = (
+                prefill_time_s(v, request.input_tokens, 0.0),
+                saved_s(v, request),
+                decode_s(v, request),
+            )
             follows = cache_weight * saved > wait - min(waits) + margin_s
             rows.append(
                 {
