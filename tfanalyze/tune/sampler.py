@@ -1,0 +1,103 @@
+"""Samplers whose proposal for trial k depends on the seed, k, and trials up to k - DEPTH alone.
+
+So any number of workers, threads or machines proposes the same trials, and a study that was killed and
+resumed goes on exactly as it would have.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfanalyze.errors import ConfigError
+
+if TYPE_CHECKING:
+    import optuna
+
+DEPTH = 8  # trials that may be in flight at once; at least the workers of one machine
+SAMPLERS = ("tpe", "gp", "cmaes", "random")
+
+
+def make_inner(name: str, seed: int, startup: int) -> optuna.samplers.BaseSampler:
+    """One of Optuna's samplers; ``startup`` trials are random first."""
+    import optuna
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if name == "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        if name == "tpe":
+            return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=startup)
+        if name == "gp":
+            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup)
+        if name == "cmaes":
+            return optuna.samplers.CmaEsSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+    raise ConfigError(f"no sampler '{name}'", "tune", f"use one of {', '.join(SAMPLERS)}")
+
+
+def seed_of(seed: int, number: int) -> int:
+    """A seed for one trial (splitmix64's finisher over both numbers), below 2^32."""
+    z = (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & (2**64 - 1)
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (z ^ (z >> 31)) & (2**32 - 1)
+
+
+class _PastStudy:
+    """A study as trial ``number`` may see it: trials up to ``number - depth``."""
+
+    def __init__(self, study: optuna.Study, upto: int) -> None:
+        self._study, self._upto = study, upto
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._study, name)
+
+    def _get_trials(self, deepcopy: bool = True, states: Container[Any] | None = None, use_cache: bool = False) -> list[Any]:
+        found = self._study._get_trials(deepcopy=deepcopy, states=states, use_cache=use_cache)
+        return [trial for trial in found if trial.number <= self._upto]
+
+    def get_trials(self, deepcopy: bool = True, states: Container[Any] | None = None) -> list[Any]:
+        return self._get_trials(deepcopy, states)
+
+    @property
+    def trials(self) -> list[Any]:
+        return self._get_trials()
+
+
+def numbered_sampler(
+    name: str, seed: int, *, startup: int = 10, depth: int = DEPTH
+) -> optuna.samplers.BaseSampler:
+    """The named sampler, made anew for each trial from (seed, trial number) and shown only the past."""
+    import optuna
+
+    class Numbered(optuna.samplers.BaseSampler):
+        def __init__(self) -> None:
+            self._number, self._inner = -1, make_inner(name, seed, startup)
+
+        def _of(self, trial: optuna.trial.FrozenTrial) -> optuna.samplers.BaseSampler:
+            if trial.number != self._number:
+                self._number, self._inner = trial.number, make_inner(name, seed_of(seed, trial.number), startup)
+            return self._inner
+
+        def _past(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> Any:
+            return _PastStudy(study, trial.number - depth)
+
+        def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
+            return self._of(trial).infer_relative_search_space(self._past(study, trial), trial)
+
+        def sample_relative(self, study: Any, trial: Any, search_space: Any) -> Any:
+            return self._of(trial).sample_relative(self._past(study, trial), trial, search_space)
+
+        def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+            return self._of(trial).sample_independent(self._past(study, trial), trial, param_name, param_distribution)
+
+        def after_trial(self, study: Any, trial: Any, state: Any, values: Sequence[float] | None) -> None:
+            self._of(trial).after_trial(study, trial, state, values)
+
+        def reseed_rng(self) -> None:
+            """Seeds come from trial numbers."""
+
+    return Numbered()
+
+
