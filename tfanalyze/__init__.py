@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from tfanalyze.ingest import ingest_metrics as ingest_metrics
     from tfanalyze.ingest import lint as lint
     from tfanalyze.inspect import inspect as inspect
-    from tfanalyze.models import fit as fit
-    from tfanalyze.models import load_profile as load_profile
-    from tfanalyze.models import validate as validate
+    from tfanalyze.models.fitting import fit as fit
     from tfanalyze.models.profile import Profile as Profile
+    from tfanalyze.models.profile import load_profile as load_profile
+    from tfanalyze.models.validating import validate as validate
     from tfanalyze.plan import plan as plan
     from tfanalyze.replay import Options as Options
     from tfanalyze.replay import Outcome as Outcome
@@ -60,11 +60,11 @@ _HOME = {
     "Config": "config", "Fleet": "config", "Options": "replay", "Outcome": "replay", "Pool": "config",
     "Profile": "models.profile", "Simulator": "replay", "SloClass": "config", "TfanalyzeError": "errors",
     "Trace": "trace", "Workspace": "workspace", "attained": "slo", "compare": "runs", "demo": "demo",
-    "doctor": "doctor", "explain": "explain", "explain_file": "ingest", "export": "export", "fit": "models",
+    "doctor": "doctor", "explain": "explain", "explain_file": "ingest", "export": "export", "fit": "models.fitting",
     "ingest_logs": "ingest", "ingest_metrics": "ingest", "inspect": "inspect", "lint": "ingest",
-    "load_config": "config", "load_policy": "replay.policies", "load_profile": "models", "load_trace": "trace",
+    "load_config": "config", "load_policy": "replay.policies", "load_profile": "models.profile", "load_trace": "trace",
     "outcome_frame": "frames", "plan": "plan", "read_trace": "trace", "replay": "replay", "replay_run": "runs",
-    "report": "report", "run_sql": "sql", "summarise": "slo", "synth": "synth", "tune": "tune", "validate": "models",
+    "report": "report", "run_sql": "sql", "summarise": "slo", "synth": "synth", "tune": "tune", "validate": "models.validating",
 }  # fmt: skip
 
 __all__ = ["__version__", *sorted(_HOME)]

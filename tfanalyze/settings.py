@@ -190,7 +190,8 @@ def _tune(found: Any, where: str) -> TuneSettings:
         if not numbers or not pair[0] < pair[1]:
             raise ConfigError(f"is {pair!r}", f"{where}.bounds.{name}", "give [low, high] with low < high")
         bounds[name] = (float(pair[0]), float(pair[1]))
-    return _one(TuneSettings, body, where, pin=dict(pin), bounds=bounds)
+    settings: TuneSettings = _one(TuneSettings, body, where, pin=dict(pin), bounds=bounds)
+    return settings
 
 
 # one dataclass from one table ---------------------------------------------------------------------------------

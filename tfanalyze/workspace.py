@@ -182,7 +182,7 @@ class Workspace:
         self, name: str, trace: Trace, outcome: Any, classes: Sequence[SloClass] | None = None
     ) -> None:
         """Write one simulated run into table `simulated`, in place of an earlier run of that name."""
-        columns = _outcome_columns(name, trace, outcome, classes)
+        columns = outcome_columns(name, trace, outcome, classes)
         names = list(columns)
         with self.transaction():
             self.con.execute("DELETE FROM simulated WHERE run = ?", [name])
@@ -287,7 +287,7 @@ def _version(con: duckdb.DuckDBPyConnection, text: str) -> int:
     return int(row[0])
 
 
-def _outcome_columns(
+def outcome_columns(
     name: str, trace: Trace, outcome: Any, classes: Sequence[SloClass] | None
 ) -> dict[str, Any]:
     import numpy as np
