@@ -79,12 +79,15 @@ def _tpot(ttft: F64, e2e: F64, output: npt.NDArray[np.int32]) -> F64:
 class Replayer:
     """Replays one trace under the recorded routing with any profiles; the trace is prepared once."""
 
-    def __init__(self, trace: Trace, fleet: Fleet, profiles: Mapping[str, Profile], classes: tuple[SloClass, ...], policies: Any = "recorded") -> None:
-        from tfanalyze.replay import Simulator
+    def __init__(
+        self, trace: Trace, fleet: Fleet, profiles: Mapping[str, Profile], classes: tuple[SloClass, ...], policies: Any = "recorded",
+        series_bins: int = 0,
+    ) -> None:  # fmt: skip
+        from tfanalyze.replay import Options, Simulator
 
         patient = tuple(replace(c, timeout_s=np.inf, max_retries=0) for c in classes)  # rows are attempts already
         self.trace, self.fleet, self.policies = trace, fleet, policies
-        self.simulator = Simulator(trace, fleet, dict(profiles), patient)
+        self.simulator = Simulator(trace, fleet, dict(profiles), patient, Options(series_bins=series_bins))
         self.count = 0
 
     def __call__(self, profiles: Mapping[str, Profile], seed: int = 1) -> Outcome:
@@ -259,3 +262,78 @@ def _bootstrap(
         jacobian = np.stack([(residuals(p, target, picked, windows) - r) / PROBE for p in probes], axis=1)
         out[draw] = np.clip(x + np.clip(_step(jacobian, r - r0, np.zeros_like(x), width, 0.0), -1.0, 1.0), -4.0, 4.0)
     return out
+
+
+def calibrate_fit(
+    workspace: Workspace,
+    seen: Observations,
+    fleet: Fleet,
+    profiles: dict[str, Profile],
+    ensemble: dict[str, list[Profile]],
+    report: dict[str, Any],
+    say: Progress,
+    classes: tuple[SloClass, ...] = DEFAULT_CLASSES,
+    seed: int = 1,
+) -> tuple[dict[str, Profile], dict[str, list[Profile]]]:
+    """Calibrate on the first 70 % of the trace, judge on the rest, keep what is better there, then use all of it."""
+    from tfanalyze.trace import cut, load_trace
+
+    trace = load_trace(workspace, classes=classes)
+    if len(trace) > MOST_ROWS:
+        trace = cut(trace, float(trace.arrival_s[-MOST_ROWS]), float("inf"))
+    if trace.observed is None or np.isfinite(trace.observed.ttft_s).sum() < 50:
+        report["calibration"] = {"done": False, "why": "fewer than 50 requests with a time to first token can be replayed"}
+        return profiles, ensemble
+    target = observed(trace)
+    late = trace.arrival_s > np.quantile(trace.arrival_s, 0.7)
+    early_rows, late_rows = np.flatnonzero(~late), np.flatnonzero(late)
+    replayer = Replayer(trace, fleet, profiles, classes)
+    part = lambda low, high: lambda share, what: say(low + (high - low) * share, what)  # noqa: E731
+    trained = calibrate(replayer, profiles, target, early_rows, seed=seed, progress=part(0.4, 0.65))
+    plain_error = quantile_errors(replayer.latencies(profiles), target, late_rows)
+    held_out = quantile_errors(replayer.latencies(trained.profiles), target, late_rows)
+    better = _score(held_out) <= _score(plain_error)
+    final = calibrate(replayer, profiles, target, np.arange(len(trace)), draws=len(next(iter(ensemble.values()), [])), seed=seed, progress=part(0.65, 0.98))
+    report["calibration"] = {
+        "done": True, "kept": better, "replays": final.replays, "loss_before": final.loss_before, "loss_after": final.loss_after,
+        "held_out_regression": plain_error, "held_out_calibrated": held_out,
+        "moved": {f"{key}: {' + '.join(GROUPS[g])}": float(np.exp(v)) for (key, g), v in zip(final.names, final.x, strict=True)},
+    }  # fmt: skip
+    if not better:
+        return {key: replace(p, held_out=p.held_out | plain_error) for key, p in profiles.items()}, ensemble
+    start = {key: _opened(profile) for key, profile in profiles.items()}
+    sampled = [moved(start, final.names, x) for x in final.draws]
+    return (
+        {key: _with_intervals(p, [s[key] for s in sampled], held_out) for key, p in final.profiles.items()},
+        {key: [s[key] for s in sampled] or ensemble[key] for key in profiles},
+    )
+
+
+def quantile_errors(mine: Seen, theirs: Seen, rows: I64) -> dict[str, float]:
+    """Signed relative error of P50, P95 and P99 by metric, over rows that both have."""
+    out: dict[str, float] = {}
+    for name, sim, obs in zip(("ttft_s", "tpot_s", "e2e_s"), mine.columns(), theirs.columns(), strict=True):
+        both = rows[~np.isnan(sim[rows]) & ~np.isnan(obs[rows])]
+        if len(both) < 10:
+            continue
+        for q in (50, 95, 99):
+            out[f"{name}_p{q}"] = float(np.percentile(sim[both], q) / max(float(np.percentile(obs[both], q)), 1e-9) - 1.0)
+    return out
+
+
+def _score(errors: dict[str, float]) -> float:
+    return float(np.mean([min(abs(np.log1p(max(e, -0.99))), 3.0) for e in errors.values()] or [np.inf]))
+
+
+def _with_intervals(profile: Profile, sampled: list[Profile], held_out: dict[str, float]) -> Profile:
+    """Intervals: 90 % of the calibrated draws; never narrower than the coefficient itself."""
+    low, high = dict(profile.low), dict(profile.high)
+    for names in GROUPS:
+        for name in names:
+            owner = profile.step if hasattr(profile.step, name) else profile
+            value = float(getattr(owner, name, 0.0))
+            if value <= 0 or not sampled:
+                continue
+            drawn = np.array([getattr(s.step if hasattr(s.step, name) else s, name) for s in sampled])
+            low[name], high[name] = min(float(np.quantile(drawn, 0.05)), value), max(float(np.quantile(drawn, 0.95)), value)
+    return replace(profile, low=low, high=high, held_out=profile.held_out | held_out, facts=profile.facts | {"calibrated": True})
