@@ -234,7 +234,7 @@ class SloMax:
         0.3, "s", 0.01, 10.0, "engine backlog up to which offline work may enter", log=True
     )
     shed_slack: float = param(
-        1.0,
+        0.8,
         "share",
         0.3,
         4.0,
