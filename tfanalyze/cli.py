@@ -150,7 +150,7 @@ def validate(
     with cp.progress(json, quiet) as report:
         result = studies.validate_run(db, profile=profile, max_error=max_error, config=config, progress=report)
     cp.show("validate", result, json, quiet)
-    if result.get("passed") is False:
+    if result.get("ok") is False:
         raise typer.Exit(MODEL_ERROR)
 
 
@@ -449,7 +449,7 @@ def run(arguments: list[str] | None = None) -> int:
     except Exit as done:
         return int(done.exit_code)
     except TyperException as error:
-        error.show()
+        error.show()  # type: ignore[attr-defined]  # only its subclasses are raised, and all have it
         return int(error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone: nothing to say, no traceback at exit

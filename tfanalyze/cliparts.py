@@ -90,7 +90,9 @@ class _Bar:
     """A progress bar on stderr that appears only if the work takes longer than a moment."""
 
     def __init__(self) -> None:
-        self.began, self.bar, self.task = time.monotonic(), None, None
+        self.began = time.monotonic()
+        self.bar: Any = None
+        self.task: Any = None
         self.announced: set[str] = set()
 
     def __call__(self, share: float, what: str) -> None:
@@ -109,13 +111,20 @@ class _Bar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        self.bar: Any = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.task: Any = self.bar.add_task(what, total=1.0)
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.task = self.bar.add_task(what, total=1.0)
         self.bar.start()
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+
+def teller() -> Any:
+    """Prints renderables as they come."""
+    from tfanalyze.render import console
+
+    return console().print
 
 
 @contextmanager

@@ -91,9 +91,7 @@ def prepare(
     fitted = load_fit(db) if source is None or _same_place(source, db) else None
     assumed = [*cfg.assumed, *trace.notes]
     profiles = _profiles(cfg, profile, fitted, assumed)
-    fleet = _fleet(trace, cfg, fitted if profile is None else None, profiles, assumed)
-    if instances is not None:
-        fleet = with_instances(fleet, instances)
+    fleet = _fleet(trace, cfg, fitted if profile is None else None, instances, assumed)
     fleet = _with_gateway(fleet, cfg, gateways, report_interval_s)
     if load != 1.0:
         from tfanalyze.traceops import scale_load
@@ -142,18 +140,17 @@ def _profiles(
     return load_profiles(name)
 
 
-def _fleet(trace: Trace, cfg: Config, fitted: Fitted | None, profiles: Mapping[str, Profile], assumed: list[str]) -> Fleet:
-    if cfg.fleet is not None:
-        return cfg.fleet
-    if fitted is not None:
-        fleet = fitted.fleet
-        return replace(fleet, pools=tuple(replace(pool, engine=cfg.engine) for pool in fleet.pools)) if cfg.engine else fleet
-    count = len(trace.instances)
-    if count:
-        assumed.append(f"{count} instances, as many as the log names")
-    else:
-        count = DEFAULT_INSTANCES
-        assumed.append(f"{count} instances (choose with --instances or [[pools]])")
+def _fleet(trace: Trace, cfg: Config, fitted: Fitted | None, instances: int | None, assumed: list[str]) -> Fleet:
+    fleet = cfg.fleet or (fitted.fleet if fitted else None)
+    if fleet is not None:
+        if cfg.fleet is None and cfg.engine is not None:
+            fleet = replace(fleet, pools=tuple(replace(pool, engine=cfg.engine) for pool in fleet.pools))
+        return with_instances(fleet, instances) if instances is not None else fleet
+    count = instances if instances is not None else len(trace.instances) or DEFAULT_INSTANCES
+    if count < 1:
+        raise ConfigError(f"is {count}", "--instances", "give at least 1")
+    if instances is None:
+        assumed.append(f"{count} instances, {'as many as the log names' if trace.instances else 'choose with --instances or [[pools]]'}")
     engine = cfg.engine or EngineLimits()
     if cfg.engine is None:
         assumed.append(f"engine limits: {engine.max_num_batched_tokens} batched tokens, {engine.max_num_seqs} sequences, {engine.kv_tokens} KV tokens")
