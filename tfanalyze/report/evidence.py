@@ -1,0 +1,287 @@
+"""Headline, tuning evidence, ceilings, export: what was gained, how sure that is, and how it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfanalyze.report import numbers
+from tfanalyze.report.columns import Run
+from tfanalyze.report.figures import Figure, Line, Spec, Table, axis, bar, figure, level, line
+from tfanalyze.report.runs import attainment, goodput_tok_s
+from tfanalyze.report.section import Block, Card, Cards, Heading, Lines, Note
+
+VERDICTS = {
+    "gain": ("Gain", "good", "The tuned settings do better on traffic that the search never saw, by more than chance and the model's error explain."),
+    "within_model_error": ("Within model error", "unsure", "The difference is smaller than what the model gets wrong: not a gain."),
+    "keep_current": ("Keep what you have", "unsure", "No setting found does reliably better than the present ones."),
+    "worse_under_overload": ("Not recommended", "bad", "The tuned settings do better at the recorded load but worse when it grows."),
+}  # fmt: skip
+MAX_POINTS = 500
+
+
+def headline(runs: Sequence[Run], tune: Mapping[str, Any] | None) -> list[Block]:
+    """The few numbers that decide: goodput now, tuned, interval, verdict; else the runs; else nothing."""
+    holdout = (tune or {}).get("holdout")
+    if tune and holdout:
+        return _tuned_headline(tune, holdout)
+    if not runs:
+        return [Note("No run to compare yet: tfanalyze compare --policy round_robin --policy tokenpilot adds some.", missing=True)]
+    first, best = runs[0], max(runs, key=goodput_tok_s)
+    cards = [_run_card(run, first) for run in runs[:6]]
+    gain = 100 * (goodput_tok_s(best) / goodput_tok_s(first) - 1) if goodput_tok_s(first) > 0 else float("nan")
+    text = (
+        f"{best.label} delivers the most effective tokens, {numbers.signed_pct(gain)} against {first.label}, one run each: "
+        "run tfanalyze tune for an interval and a holdout before changing anything."
+        if best is not first
+        else f"None of the other runs delivers more effective tokens than {first.label}."
+    )
+    return [Cards(tuple(cards)), Note(text)]
+
+
+def _run_card(run: Run, first: Run) -> Card:
+    now, base = goodput_tok_s(run), goodput_tok_s(first)
+    change = "" if run is first or base <= 0 else f"{numbers.signed_pct(100 * (now / base - 1))} · "
+    return Card(f"goodput, {run.label}", numbers.rate(now), f"{change}attainment {numbers.share(attainment(run))}")
+
+
+def _tuned_headline(tune: Mapping[str, Any], holdout: Mapping[str, Any]) -> list[Block]:
+    word, tone, meaning = VERDICTS.get(str(tune.get("verdict")), (str(tune.get("verdict")), "", ""))
+    low, high = holdout.get("ci_low_pct"), holdout.get("ci_high_pct")
+    level_pct = f"{100 * float(holdout.get('confidence', 0.95)):.0f} %"
+    interval = f"{level_pct} interval {numbers.pretty('x_pct', low)} to {numbers.pretty('x_pct', high)}"
+    cards = [
+        Card("goodput with the present settings", _value(holdout.get("baseline")), f"on the holdout, {tune.get('baseline', 'baseline')}"),
+        Card("goodput tuned", _value(holdout.get("tuned")), f"on the holdout, {tune.get('policy', 'tuned policy')}"),
+        Card("change", numbers.pretty("x_pct", holdout.get("gain_pct")), interval, tone),
+        Card("verdict", word, f"shed {numbers.share(_shed(tune))} of the requests" if _shed(tune) == _shed(tune) else "", tone),
+    ]  # fmt: skip
+    return [Cards(tuple(cards)), Note(f"{meaning} {tune.get('verdict_reason', '')}".strip())]
+
+
+def _value(found: Any) -> str:
+    if isinstance(found, Mapping):
+        found = found.get("goodput_tok_s", found.get("value"))
+    return numbers.rate(float(found)) if found is not None else numbers.NONE
+
+
+def _shed(tune: Mapping[str, Any]) -> float:
+    found = tune.get("shed_share")
+    found = found.get("tuned") if isinstance(found, Mapping) else found
+    return float("nan") if found is None else float(found)
+
+
+# tuning ---------------------------------------------------------------------------------------------------------
+
+
+def tuning(tune: Mapping[str, Any] | None) -> list[Block | None]:
+    if not tune:
+        return [Note("No tuning study yet: tfanalyze tune --objective goodput fills this.", missing=True)]
+    return [
+        changed(tune), by_load(tune), history(tune), importance(tune), pareto(tune), rivals(tune), _extra(tune), canary(tune),
+    ]  # fmt: skip
+
+
+def changed(tune: Mapping[str, Any]) -> Table | None:
+    """The settings that the study wants to change."""
+    found = tune.get("changed_params")
+    if not found:
+        return None
+    best = tune.get("best_params", {})
+    rows = []
+    items = found.items() if isinstance(found, Mapping) else ((name, best.get(name)) for name in found)
+    for name, change in items:
+        if isinstance(change, Mapping):
+            old, new = change.get("from", change.get("old", change.get("current"))), change.get("to", change.get("new", change.get("tuned")))
+        elif isinstance(change, (list, tuple)) and len(change) == 2:
+            old, new = change
+        else:
+            old, new = None, change
+        rows.append((str(name), _setting(old), _setting(new)))
+    kept = max(len(best) - len(rows), 0)
+    return Table(("setting", "now", "tuned"), tuple(rows), "Settings to change", f"{kept} other knobs stay as they are: they made no difference that could be told from noise." if kept else "")
+
+
+def _setting(value: Any) -> str:
+    return numbers.digits(float(value), 4) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value if value is not None else numbers.NONE)
+
+
+def by_load(tune: Mapping[str, Any]) -> Figure | None:
+    """Gain at 0.8, 1.0 and 1.2 times the recorded load, with intervals."""
+    found = tune.get("by_load")
+    if not found:
+        return None
+    items = found.items() if isinstance(found, Mapping) else ((one.get("load"), one) for one in found)
+    points = [(float(load), one) for load, one in items]
+    x = [f"{load:g}x" for load, _ in points]
+    gain = [float(one["gain_pct"]) for _, one in points]
+    low = [float(one.get("ci_low_pct", one["gain_pct"])) for _, one in points]
+    high = [float(one.get("ci_high_pct", one["gain_pct"])) for _, one in points]
+    error: Spec = {"type": "data", "symmetric": False, "array": [h - g for g, h in zip(gain, high, strict=True)],
+                   "arrayminus": [g - b for g, b in zip(gain, low, strict=True)], "color": "@fg", "thickness": 1.5}  # fmt: skip
+    data = [bar("gain", x, gain, "@0", error=error)]
+    told = ", ".join(f"{numbers.signed_pct(g)} at {name}" for name, g in zip(x, gain, strict=True))
+    sentence = f"Change of goodput on the holdout: {told} of the recorded load. Where a whisker touches zero, no difference is proven."
+    layout: Spec = {"yaxis": axis("% change of goodput", zeroline=True), "xaxis": axis("load", type="category"), "bargap": 0.5, "showlegend": False}
+    rows = tuple((name, *(numbers.signed_pct(v) for v in (g, lo, hi))) for name, g, lo, hi in zip(x, gain, low, high, strict=True))
+    return figure("loads", "Gain by load", sentence, data, layout, Table(("load", "gain", "low", "high"), rows))
+
+
+def history(tune: Mapping[str, Any]) -> Figure | None:
+    """Objective of every trial and the best so far."""
+    trials = [one for one in (tune.get("history") or ()) if one.get("value") is not None]
+    if not trials:
+        return None
+    value = np.array([float(_first(one["value"])) for one in trials])
+    number = np.array([int(one.get("number", one.get("trial", k))) for k, one in enumerate(trials)])
+    down = str(tune.get("direction", "maximize")).startswith("min")
+    best = np.minimum.accumulate(value) if down else np.maximum.accumulate(value)
+    step = max(1, -(-len(trials) // MAX_POINTS))
+    dots: Spec = {
+        "type": "scatter", "mode": "markers", "name": "trial", "x": number[::step].tolist(), "y": [float(f"{v:.5g}") for v in value[::step]],
+        "marker": {"color": "@5", "size": 6, "opacity": 0.7}, "hovertemplate": "trial %{x}: %{y:.4g}<extra></extra>",
+    }  # fmt: skip
+    lead = line(Line("best so far", number[::step], best[::step], "@1", step=True), "best of the first %{x}: %{y:.4g}")
+    found = int(np.flatnonzero(value == best[-1])[0])
+    sentence = (f"Each dot is one trial on the tuning window, the line the best so far. The best of {len(trials)} came at trial {number[found]}"
+                f"{'; it still rose near the end, so more trials may help' if found > 0.9 * len(trials) else ''}.")  # fmt: skip
+    layout: Spec = {"xaxis": axis("trial"), "yaxis": axis(numbers.words(str(tune.get("objective", "objective"))))}
+    rows = tuple((str(number[k]), numbers.digits(float(value[k]), 5), numbers.digits(float(best[k]), 5))
+                 for k in np.unique(np.linspace(0, len(trials) - 1, 12).astype(int)))  # fmt: skip
+    return figure("history", "Tuning history", sentence, [dots, lead], layout, Table(("trial", "value", "best so far"), rows))
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, (list, tuple)) else value
+
+
+def importance(tune: Mapping[str, Any]) -> Figure | None:
+    """Share of the objective's variation that each knob explains."""
+    found = tune.get("importance")
+    if not found:
+        return None
+    items = {name: (one.get("importance", one.get("share", 0.0)) if isinstance(one, Mapping) else one) for name, one in found.items()}
+    ranked = sorted(((str(name), float(value)) for name, value in items.items() if value is not None), key=lambda item: -item[1])[:20]
+    if not ranked:
+        return None
+    names, values = [name for name, _ in ranked], [100 * value for _, value in ranked]
+    data = [bar("importance", names, values, "@0", across=True, text=[f"{value:.0f} %" for value in values])]
+    sentence = f"Share of the differences between trials that each knob explains; {names[0]} matters most. Knobs near zero stay at their present values."
+    layout: Spec = {"xaxis": axis("% of the variation", rangemode="tozero"), "yaxis": axis("", autorange="reversed", automargin=True), "showlegend": False}
+    rows = tuple((name, f"{value:.1f} %") for name, value in zip(names, values, strict=True))
+    return figure("importance", "Which knobs matter", sentence, data, layout, Table(("knob", "share"), rows), height=110 + 26 * len(names))
+
+
+def pareto(tune: Mapping[str, Any]) -> Figure | None:
+    """Trials of a study with two objectives, and those that no other beats in both."""
+    found = tune.get("pareto")
+    points = found.get("front", found.get("points")) if isinstance(found, Mapping) else found
+    names = list((found.get("objectives") if isinstance(found, Mapping) else None) or tune.get("objectives") or ("first objective", "second objective"))
+    if not points or len(_pair(points[0])) < 2:
+        return None
+    pairs = sorted(_pair(one)[:2] for one in points)[:MAX_POINTS]
+    x, y = [a for a, _ in pairs], [b for _, b in pairs]
+    data: list[Spec] = [{
+        "type": "scatter", "mode": "lines+markers", "name": "front", "x": x, "y": y, "line": {"color": "@0", "shape": "hv"},
+        "marker": {"size": 8, "color": "@0"}, "hovertemplate": f"{names[0]} %{{x:.4g}}<br>{names[1]} %{{y:.4g}}<extra></extra>",
+    }]  # fmt: skip
+    sentence = f"{len(pairs)} settings that no other trial beats in both {names[0]} and {names[1]}: pick by what you can give up."
+    layout: Spec = {"xaxis": axis(str(names[0])), "yaxis": axis(str(names[1])), "showlegend": False}
+    rows = tuple((numbers.digits(a, 4), numbers.digits(b, 4)) for a, b in pairs[:40])
+    return figure("pareto", "Pareto front", sentence, data, layout, Table((str(names[0]), str(names[1])), rows))
+
+
+def _pair(point: Any) -> tuple[float, ...]:
+    values = point.get("values", point.get("value")) if isinstance(point, Mapping) else point
+    values = values.values() if isinstance(values, Mapping) else values
+    return tuple(float(one) for one in values) if isinstance(values, (list, tuple)) or hasattr(values, "__iter__") else ()
+
+
+def rivals(tune: Mapping[str, Any]) -> Figure | None:
+    """Goodput of the other policies on the same holdout."""
+    found = tune.get("baselines")
+    holdout = tune.get("holdout") or {}
+    if not found:
+        return None
+    values = {str(name): _number(one) for name, one in found.items()}
+    values |= {"present settings": _number(holdout.get("baseline")), "tuned": _number(holdout.get("tuned"))}
+    ranked = sorted(((name, value) for name, value in values.items() if value == value), key=lambda item: -item[1])
+    if not ranked:
+        return None
+    colors = ["@0" if name == "tuned" else "@1" if name == "present settings" else "@6" for name, _ in ranked]
+    data = [bar("goodput", [name for name, _ in ranked], [value for _, value in ranked], "@0", across=True,
+                text=[numbers.count(value) for _, value in ranked])]  # fmt: skip
+    data[0]["marker"]["color"] = colors
+    sentence = f"Effective tokens a second on the holdout, the same requests for all; {ranked[0][0]} comes out first."
+    layout: Spec = {"xaxis": axis("tokens/s", rangemode="tozero"), "yaxis": axis("", autorange="reversed", automargin=True), "showlegend": False}
+    rows = tuple((name, numbers.rate(value)) for name, value in ranked)
+    return figure("rivals", "Against other policies", sentence, data, layout, Table(("policy", "goodput"), rows), height=110 + 28 * len(ranked))
+
+
+def _number(found: Any) -> float:
+    if isinstance(found, Mapping):
+        found = found.get("goodput_tok_s", found.get("goodput", found.get("value")))
+    return float(found) if isinstance(found, (int, float)) else float("nan")
+
+
+KNOWN = {"history", "importance", "pareto", "by_load", "baselines", "holdout", "changed_params", "best_params", "canary", "canary_plan"}  # fmt: skip
+
+
+def _extra(tune: Mapping[str, Any]) -> Table | None:
+    """What else the study reports, as it is."""
+    rows = [(numbers.words(key), numbers.pretty(key, value)) for key, value in tune.items()
+            if key not in KNOWN and not isinstance(value, (dict, list, tuple)) and value is not None]  # fmt: skip
+    return Table(("about the study", ""), tuple(rows), "The study") if rows else None
+
+
+def canary(tune: Mapping[str, Any]) -> Table | None:
+    plan = tune.get("canary") or tune.get("canary_plan")
+    if not isinstance(plan, Mapping):
+        return None
+    rows = tuple((numbers.words(str(key)), numbers.pretty(str(key), value)) for key, value in plan.items())
+    return Table(("canary", ""), rows, "Canary plan", "Try it on a part of the traffic first; roll back when the metric says so.")
+
+
+# ceilings, export -------------------------------------------------------------------------------------------------
+
+
+def ceilings(runs: Sequence[Run], found: Mapping[str, Any] | None) -> Figure | Note:
+    """Goodput with an infinite cache, perfect signals and so on, beside the runs."""
+    if not found:
+        return Note("No ceilings computed: tfanalyze replay --infinite-cache and --perfect-signals show how much head-room is left.", missing=True)
+    values = {run.label: goodput_tok_s(run) for run in runs if run.simulated}
+    own = set(values)
+    values |= {str(name): _number(one) for name, one in found.items()}
+    offered = next((float(run.summary["offered_tok_s"]) for run in runs if "offered_tok_s" in run.summary), None)
+    names = list(values)
+    data = [bar("goodput", names, [values[name] for name in names], "@0", across=True, text=[numbers.count(values[name]) for name in names])]
+    data[0]["marker"]["color"] = ["@0" if name in own else "@2" for name in names]
+    top = max(values, key=lambda name: values[name])
+    best = max((values[name] for name in own), default=float("nan"))
+    room = numbers.signed_pct(100 * (values[top] / best - 1)) if best > 0 else numbers.NONE
+    sentence = f"What the same policy could reach if something were free: {top} would add {room} to the best run. Small distances mean that this knob is not worth work."
+    layout: Spec = {"xaxis": axis("tokens/s", rangemode="tozero"), "yaxis": axis("", autorange="reversed", automargin=True), "showlegend": False}
+    if offered:
+        shape, note = level(offered, "offered", upright=True)
+        layout |= {"shapes": [shape], "annotations": [{**note, "x": offered}]}
+    rows = tuple((name, numbers.rate(values[name])) for name in names)
+    return figure("ceilings", "Head-room: ceilings", sentence, data, layout, Table(("what", "goodput"), rows), height=110 + 28 * len(names))
+
+
+def exported(found: Mapping[str, Any] | None) -> list[Block | None]:
+    """What was written for the gateway."""
+    if not found:
+        return [Heading("Export"), Note("Nothing exported yet: tfanalyze export --target tokenfleet writes the gateway's config and its evidence.", missing=True)]
+    blocks: list[Block | None] = [Heading("Export")]
+    plain = {key: value for key, value in found.items() if isinstance(value, (str, int, float, bool))}
+    diff = plain.pop("diff", None)
+    if plain:
+        blocks.append(Table(("export", ""), tuple((numbers.words(str(key)), numbers.pretty(str(key), value)) for key, value in plain.items())))
+    for key, value in found.items():
+        if isinstance(value, (list, tuple)) and value:
+            blocks.append(Lines(tuple(f"{numbers.words(str(key))}: {numbers.pretty(str(key), one)}" for one in value)))
+    if diff:
+        blocks.append(Lines(tuple(str(diff).splitlines()[:200]), code=True))
+    return blocks

@@ -1,0 +1,173 @@
+"use strict";
+// Draws the figures of the visible tab with plotly, in the colours of the theme; tabs, theme switch, printing.
+(() => {
+  const root = document.documentElement;
+  root.classList.add("js");
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const PALETTES = {
+    light: {
+      runs: ["#0072B2", "#D55E00", "#009E73", "#AA4499", "#7A6000", "#3A9BD9", "#666666"],
+      fg: "#1c2430", muted: "#c3c9d2", grid: "#e6e9ee", good: "#00795a", bad: "#c0392b", panel: "#ffffff",
+      heat: [[0, "#f4f7fb"], [0.25, "#bcd7ea"], [0.5, "#6aa5cf"], [0.75, "#20669f"], [1, "#08264a"]],
+    },
+    dark: {
+      runs: ["#56B4E9", "#F0A04B", "#35C79B", "#DD8FC5", "#E8D44D", "#8FA8FF", "#A8A8A8"],
+      fg: "#e6e9ef", muted: "#4a5361", grid: "#2b323d", good: "#35C79B", bad: "#ff7b6b", panel: "#171c24",
+      heat: [[0, "#1b222c"], [0.25, "#12436b"], [0.5, "#1f7ab8"], [0.75, "#7cc4ee"], [1, "#f4fbff"]],
+    },
+  };
+
+  function theme() {
+    if (printing) return "light";
+    const chosen = root.dataset.theme;
+    if (chosen === "light" || chosen === "dark") return chosen;
+    return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  }
+
+  function faded(color, share) {
+    const [r, g, b] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+    return `rgba(${r},${g},${b},${share})`;
+  }
+
+  function resolve(value, palette) {
+    if (typeof value === "string" && value.startsWith("@")) {
+      if (value === "@heat") return palette.heat;
+      const [name, share] = value.slice(1).split(":");
+      const color = /^\d+$/.test(name) ? palette.runs[Number(name) % palette.runs.length] : palette[name];
+      return share ? faded(color, Number(share)) : color;
+    }
+    if (Array.isArray(value)) return value.map((one) => resolve(one, palette));
+    if (value && typeof value === "object") {
+      return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, resolve(one, palette)]));
+    }
+    return value;
+  }
+
+  function layoutOf(figure, palette, width) {
+    const layout = resolve(figure.layout, palette);
+    const axis = (own) => {
+      const titled = { ...own };
+      titled.title = { standoff: 8, font: { size: 12 }, ...(own.title || {}) };
+      return { gridcolor: palette.grid, zerolinecolor: palette.grid, linecolor: palette.grid, automargin: true, ...titled };
+    };
+    for (const key of ["xaxis", "yaxis"]) layout[key] = axis(layout[key] || {});
+    const narrow = width < 520;
+    return {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", size: narrow ? 11 : 12, color: palette.fg },
+      margin: { l: narrow ? 40 : 52, r: narrow ? 8 : 14, t: 12, b: 40 },
+      legend: { orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", font: { size: narrow ? 11 : 12 } },
+      hoverlabel: { bgcolor: palette.panel, bordercolor: palette.muted, font: { color: palette.fg } },
+      hovermode: "closest", dragmode: narrow ? false : "zoom", height: figure.height, autosize: true, ...layout,
+    };
+  }
+
+  const drawn = new Map();
+  let printing = false;
+
+  function draw(node) {
+    const figure = figures[node.dataset.figure];
+    const palette = PALETTES[theme()];
+    const width = printing ? 680 : node.clientWidth;
+    const layout = layoutOf(figure, palette, width);
+    if (printing) layout.width = width;
+    const config = { responsive: true, displaylogo: false, displayModeBar: false, scrollZoom: false };
+    drawn.set(node, theme());
+    return Plotly.react(node, resolve(figure.data, palette), layout, config);
+  }
+
+  function drawVisible(everything) {
+    if (!window.Plotly) return Promise.resolve();
+    const waiting = [];
+    for (const node of document.querySelectorAll("[data-figure]")) {
+      if (everything || node.closest("[role=tabpanel]").classList.contains("current")) waiting.push(draw(node));
+    }
+    return Promise.all(waiting);
+  }
+
+  // tabs -----------------------------------------------------------------------------------------------------
+  const tabs = [...document.querySelectorAll("[role=tab]")];
+
+  function select(tab, focus) {
+    for (const one of tabs) {
+      const on = one === tab;
+      one.setAttribute("aria-selected", String(on));
+      one.tabIndex = on ? 0 : -1;
+      document.getElementById(one.getAttribute("aria-controls")).classList.toggle("current", on);
+    }
+    if (focus) tab.focus();
+    tab.scrollIntoView({ block: "nearest", inline: "center" });
+    drawVisible(false);
+  }
+
+  tabs.forEach((tab, at) => {
+    tab.addEventListener("click", () => {
+      select(tab, false);
+      history.replaceState(null, "", "#" + tab.dataset.key);
+    });
+    tab.addEventListener("keydown", (event) => {
+      const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1 }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      const next = tabs[(to + tabs.length) % tabs.length];
+      select(next, true);
+      history.replaceState(null, "", "#" + next.dataset.key);
+    });
+  });
+
+  function fromAddress() {
+    const wanted = tabs.find((tab) => "#" + tab.dataset.key === location.hash);
+    if (wanted) select(wanted, false);
+    return Boolean(wanted);
+  }
+  addEventListener("hashchange", fromAddress);
+  if (!fromAddress()) select(tabs[0], false);
+
+  // theme, printing ------------------------------------------------------------------------------------------
+  const button = document.getElementById("theme");
+  function label() {
+    const next = theme() === "dark" ? "light" : "dark";
+    button.textContent = next === "dark" ? "Dark" : "Light";
+    button.setAttribute("aria-label", `Switch to the ${next} theme`);
+  }
+  button.addEventListener("click", () => {
+    root.dataset.theme = theme() === "dark" ? "light" : "dark";
+    label();
+    drawVisible(false);
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    label();
+    drawVisible(false);
+  });
+  label();
+  addEventListener("beforeprint", () => {
+    printing = true;
+    root.classList.add("printing");
+    drawVisible(true);
+  });
+  addEventListener("afterprint", () => {
+    printing = false;
+    root.classList.remove("printing");
+    drawVisible(false);
+  });
+
+  // plotly travels compressed inside this file -----------------------------------------------------------------
+  async function unpack() {
+    const bytes = Uint8Array.from(atob(document.getElementById("plotly").textContent.trim()), (c) => c.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  }
+  const start = () =>
+    unpack()
+      .then(() => drawVisible(false))
+      .then(() => root.classList.add("drawn"))
+      .catch((error) => {
+        root.classList.add("undrawn");
+        document.getElementById("trouble").textContent =
+          `The figures could not be drawn (${error.message}); each one's data is in the table under it.`;
+        for (const one of document.querySelectorAll("figure details")) one.open = true;
+      });
+  requestAnimationFrame(() => setTimeout(start, 0));
+})();
