@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -98,9 +99,9 @@ def measured(trace: Trace, outcome: Outcome, classes: tuple[SloClass, ...], from
     delivered = np.where(served, np.maximum(outcome.delivered_tokens, 0), 0).astype(np.float64)
     return Measured(
         arrival_s=trace.arrival_s[rows],
-        start_s=from_s,
-        end_s=float(trace.arrival_s[-1]) if len(trace) else from_s,
-        good_tokens=np.where(ok, delivered, 0.0)[rows],
+        start_s=float(trace.arrival_s[rows[0]]) if len(rows) else from_s,
+        end_s=float(trace.arrival_s[rows[-1]]) if len(rows) else from_s,
+        good_tokens=np.where(ok, offered, 0.0)[rows],
         offered_tokens=offered[rows],
         delivered_tokens=delivered[rows],
         attained=ok[rows],
@@ -157,12 +158,22 @@ class ReplayEvaluator:
         demand: Mapping[str, Trace] | None = None,
         keep: int = 12,
     ) -> None:
+        self.key = uuid.uuid4().hex  # a worker process recognises its evaluator by it
         self.traces = {"": trace} | dict(demand or {})
         self.fleet, self.classes, self.windows = fleet, classes, dict(windows)
         self.profiles = (profiles, *ensemble)
         self._keep, self._lock = keep, threading.Lock()
         self._kept: OrderedDict[Any, tuple[Simulator, float, float]] = OrderedDict()
         self._making: dict[Any, threading.Lock] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without prepared simulators and locks: each process makes its own."""
+        left_out = ("_kept", "_making", "_lock")
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock, self._kept, self._making = threading.Lock(), OrderedDict(), {}
 
     def measure(self, policy: PolicySet, scenario: Scenario, sizes: tuple[int, ...] = ()) -> Measured:
         """Replay ``policy`` in ``scenario``; ``sizes``: also at these fleet sizes (instances), for the cost."""

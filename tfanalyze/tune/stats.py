@@ -29,15 +29,15 @@ def block_length(series: F64) -> int:
     inside 2 sqrt(log10(n)/n).  Never under n^(1/3), never above n/6: six blocks at least make a sample.
     """
     n = len(series)
-    low, high = max(1, ceil(float(n) ** (1 / 3))), max(1, n // 6)
+    low, high = max(1, int(n ** (1 / 3)) + 1), max(1, n // 6)
     centred = series - series.mean()
     power = float(centred @ centred)
     if n < 8 or power <= 0.0:
-        return min(low, high)
+        return int(min(low, high))
     band = 2.0 * sqrt(np.log10(n) / n)
     lags = [float(centred[:-lag] @ centred[lag:]) / power for lag in range(1, n // 2)]
     quiet = [abs(rho) < band for rho in lags]
-    gone = next((i for i in range(len(quiet) - 2) if all(quiet[i : i + 3])), len(quiet))
+    gone: int = next((i for i in range(len(quiet) - 2) if all(quiet[i : i + 3])), len(quiet))
     return int(min(max(low, 2 * gone), high))
 
 
