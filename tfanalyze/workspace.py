@@ -291,9 +291,9 @@ def outcome_columns(
     name: str, trace: Trace, outcome: Any, classes: Sequence[SloClass] | None
 ) -> dict[str, Any]:
     import numpy as np
-    from tfanalyze.slo import attained
 
     from tfanalyze.config import DEFAULT_CLASSES
+    from tfanalyze.slo import attained
 
     n = len(trace)
     ids = trace.request_ids or tuple(f"r{row}" for row in range(n))

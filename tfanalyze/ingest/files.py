@@ -42,7 +42,7 @@ class Source:
     codec: str  # plain | gzip | zstd | xz
     head: bytes  # first unpacked bytes, at most HEAD_BYTES
     sha256: str = ""
-    bytes: int = 0
+    size: int = 0  # unpacked bytes
     lines: int = 0  # newline-terminated lines that are not blank
     blank: int = 0
     torn: int = 0  # 1 if the last line has no newline
@@ -73,7 +73,7 @@ def find(paths: Sequence[str | Path]) -> list[str]:
         elif Path(text).exists():
             found.append(text)
         else:
-            matched = sorted(p for p in glob.glob(text, recursive=True) if Path(p).is_file())
+            matched = sorted(p for p in glob.glob(text, recursive=True) if Path(p).is_file())  # noqa: PTH207 (absolute globs)
             if not matched:
                 raise InputError("no such file", text, "check the path")
             found += matched
@@ -93,7 +93,7 @@ def peek(path: str) -> Source:
         source = Source("-", "<stdin>", codec_of(data[:6]), b"", data=data)
     else:
         try:
-            with open(path, "rb") as file:
+            with Path(path).open("rb") as file:
                 magic = file.read(6)
         except OSError as error:
             raise InputError(f"cannot be read: {error.strerror}", path, "check its permissions") from error
@@ -121,7 +121,7 @@ def opened(source: Source) -> Iterator[BinaryIO]:
     """The unpacked bytes of a source as a stream."""
     raw: BinaryIO
     try:
-        raw = io.BytesIO(source.data) if source.data is not None else open(source.path, "rb")
+        raw = io.BytesIO(source.data) if source.data is not None else Path(source.path).open("rb")  # noqa: SIM115 (closed below)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", source.path, "check its permissions") from error
     try:
@@ -181,23 +181,23 @@ def scan(source: Source, progress: Callable[[float, str], None] | None = None) -
     """Hash a file and judge its lines: fills sha256, bytes, lines, blank, torn and clean."""
     digest, clean, last, previous = hashlib.sha256(), source.codec == "plain", b"\n", b"\n"
     newlines = doubled = 0
-    size = os.path.getsize(source.path) if source.data is None else len(source.data)
+    size = Path(source.path).stat().st_size if source.data is None else len(source.data)
     with opened(source) as stream:
         while chunk := _read(stream, 4 << 20, source):
             digest.update(chunk)
-            source.bytes += len(chunk)
+            source.size += len(chunk)
             newlines += chunk.count(b"\n")
             joined = previous + chunk
             if clean:
                 doubled = joined.count(b"\n\n") + joined.count(b"\n\r\n")
                 clean = not doubled and b"\x00" not in chunk and b"\x01" not in chunk and _plain_text(chunk)
             previous, last = chunk[-1:], chunk[-1:]
-            if source.codec != "plain" and source.bytes > MAX_RATIO * max(size, 1 << 16):
+            if source.codec != "plain" and source.size > MAX_RATIO * max(size, 1 << 16):
                 raise InputError(f"unpacks to more than {MAX_RATIO} times its size", source.name, "unpack it yourself")
             if progress:
-                progress(0.2 * min(1.0, source.bytes / max(size, 1)), f"reading {source.name}")
+                progress(0.2 * min(1.0, source.size / max(size, 1)), f"reading {source.name}")
     source.sha256 = digest.hexdigest()
-    source.torn = int(last != b"\n" and source.bytes > 0)
+    source.torn = int(last != b"\n" and source.size > 0)
     source.lines = newlines
     source.clean = clean and not source.torn and not source.notes and source.data is None
 
@@ -212,8 +212,7 @@ def lines(source: Source) -> Iterator[tuple[int, str]]:
 
     Lines longer than MAX_LINE_BYTES come as an empty text, for the reader to reject.
     """
-    for number, raw in _raw_lines(source):
-        yield number, raw
+    yield from _raw_lines(source)
 
 
 def _raw_lines(source: Source) -> Iterator[tuple[int, str]]:

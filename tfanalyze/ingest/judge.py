@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tfanalyze.errors import FormatError
-from tfanalyze.ingest.formats.base import ASSUMED, Col, Context, Format
+from tfanalyze.errors import ConfigError, FormatError
+from tfanalyze.ingest.formats.base import ASSUMED, OBSERVED, Col, Context, Format
+from tfanalyze.ingest.times import iso_us, number_us
 from tfanalyze.workspace import REQUEST_COLUMNS, Workspace
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def columns_of(form: Format, ctx: Context) -> dict[str, Col]:
     if form.mapping is not None:
         cols = form.mapping(ctx)
     else:
-        cols = {name: Col(f'"{name}"') for name in REQUEST_COLUMNS if name in ctx.present}
+        cols = {
+            name: Col(f'"{name}"', form.derived.get(name, OBSERVED)) for name in REQUEST_COLUMNS if name in ctx.present
+        }
     if ctx.options.block_size and "blocks" in cols:
         cols["block_size"] = Col(str(ctx.options.block_size), ASSUMED)
     for name in ("instance", "site", "model", "slo_class"):
@@ -67,16 +70,32 @@ def columns_of(form: Format, ctx: Context) -> dict[str, Col]:
     return cols
 
 
+def _place(ctx: Context, cols: dict[str, Col]) -> str:
+    """The time base of a file; relative times become absolute where the user said when the trace began."""
+    base = ctx.options.time_base or ctx.time_base
+    at = ctx.options.start_at
+    if at is None or base == "unix" or "arrival_us" not in cols:
+        return base
+    start_us = number_us(at) if not isinstance(at, str) else iso_us(at, ctx.options.tz) or number_us(at)
+    if start_us is None:
+        raise ConfigError(f"is {at!r}", "start_at", "give an ISO time or seconds since 1970")
+    cols["arrival_us"] = Col(f"(({cols['arrival_us'].sql}) + {start_us})", ASSUMED)
+    ctx.clock = f"unix: relative {ctx.units.get('arrival', '')} from {at}"
+    return "unix"
+
+
 def take(workspace: Workspace, form: Format, ctx: Context, line: str) -> Verdict:
     """Insert the staged records that pass, list the others in `rejects`; one transaction."""
     con = ctx.con
     cols = columns_of(form, ctx)
-    base = ctx.options.time_base or ctx.time_base
+    base = _place(ctx, cols)
     judged = _judged(form, cols, line, base)
     vantage = ctx.options.vantage or form.vantage
-    _find_duplicates(con, vantage, cols, judged)
+    _find_duplicates(con, vantage, base, cols, judged)
     judged = _with_duplicates(con, judged)
     reasons, taken = _counts(con, judged)
+    if not taken and not reasons:
+        raise FormatError("holds no requests", ctx.source.name, f"it was read as {form.name}; say with --format if it is not")
     if not taken and set(reasons) == {"no_arrival"}:
         raise FormatError(
             "has no timestamps: no record says when it arrived", ctx.source.name, "give a log with arrival times"
@@ -104,19 +123,20 @@ def take(workspace: Workspace, form: Format, ctx: Context, line: str) -> Verdict
 
 def _judged(form: Format, cols: dict[str, Col], line: str, base: str) -> str:
     """SQL: the staged rows as canonical columns, each with its line and the reason it is rejected for, if any."""
-    picked = ", ".join(f'({col.sql}) AS "{name}"' for name, col in cols.items() if name not in ("provenance",))
+    picked = "".join(f', ({col.sql}) AS "{name}"' for name, col in cols.items() if name != "provenance")
     prov = f', ({cols["provenance"].sql}) AS provenance' if "provenance" in cols else ""
     format_rejects = "".join(f"WHEN {sql} THEN '{reason}' " for reason, sql in form.rejects)
     extra = "reject" if form.kind == "python" else "NULL"
     field = "field" if form.kind == "python" else "NULL::VARCHAR"
     inner = (
-        f"SELECT {line} AS ln, bad, {field} AS field, CASE {format_rejects}WHEN false THEN '' ELSE {extra} END AS own, {picked}{prov} FROM staged"
+        f"SELECT {line} AS ln, bad, {field} AS field, CASE {format_rejects}WHEN false THEN '' ELSE {extra} END AS own{picked}{prov}, "
+        f"NOT coalesce(({form.record}), false) AS is_other FROM staged"
     )
     return f"SELECT *, {_reason(cols, base)} AS reason FROM ({inner})"
 
 
 def _reason(cols: dict[str, Col], base: str) -> str:
-    tests = ["WHEN bad IS NOT NULL THEN bad", "WHEN own IS NOT NULL THEN own"]
+    tests = ["WHEN bad IS NOT NULL THEN bad", "WHEN is_other THEN 'blank'", "WHEN own IS NOT NULL THEN own"]
     if "arrival_us" in cols:
         closed = "(session_id IS NOT NULL AND delay_us IS NOT NULL)" if {"session_id", "delay_us"} <= set(cols) else "false"
         low, high = UNIX_RANGE if base == "unix" else RELATIVE_RANGE
@@ -131,7 +151,9 @@ def _reason(cols: dict[str, Col], base: str) -> str:
     return "CASE " + " ".join(tests) + " END"
 
 
-def _find_duplicates(con: duckdb.DuckDBPyConnection, vantage: str, cols: dict[str, Col], judged: str) -> None:
+def _find_duplicates(
+    con: duckdb.DuckDBPyConnection, vantage: str, base: str, cols: dict[str, Col], judged: str
+) -> None:
     """Table `duplicates`: lines whose request was taken before, in this file or an earlier one."""
     con.execute("CREATE OR REPLACE TEMP TABLE duplicates(ln BIGINT)")
     if not {"request_id", "arrival_us"} <= set(cols):
@@ -141,16 +163,16 @@ def _find_duplicates(con: duckdb.DuckDBPyConnection, vantage: str, cols: dict[st
     row = con.execute(
         f"SELECT count(*), count(DISTINCT hash({listed})) FROM ({judged}) WHERE reason IS NULL AND request_id IS NOT NULL"
     ).fetchone()
-    if row[0] != row[1]:
+    if row is not None and row[0] != row[1]:
         con.execute(
             f"INSERT INTO duplicates SELECT ln FROM (SELECT ln, row_number() OVER (PARTITION BY {listed} ORDER BY ln) AS k "
             f"FROM ({judged}) WHERE reason IS NULL AND request_id IS NOT NULL) WHERE k > 1"
         )
     same = " AND ".join(f"j.{name} IS NOT DISTINCT FROM r.{name}" for name in names if name not in PSEUDONYMS)
-    if con.execute("SELECT 1 FROM requests WHERE request_id IS NOT NULL LIMIT 1").fetchone():
+    if base == "unix" and con.execute("SELECT 1 FROM requests WHERE request_id IS NOT NULL LIMIT 1").fetchone():
         con.execute(
             f"INSERT INTO duplicates SELECT DISTINCT j.ln FROM ({judged}) j JOIN requests r ON {same} "
-            f"WHERE j.reason IS NULL AND j.request_id IS NOT NULL AND r.vantage = '{vantage}' "
+            f"WHERE j.reason IS NULL AND j.request_id IS NOT NULL AND r.vantage = '{vantage}' AND r.time_base = 'unix' "
             "AND j.ln NOT IN (SELECT ln FROM duplicates)"
         )
 
@@ -166,10 +188,10 @@ def _with_duplicates(con: duckdb.DuckDBPyConnection, judged: str) -> str:
 
 def _counts(con: duckdb.DuckDBPyConnection, judged: str) -> tuple[dict[str, int], int]:
     rows = con.execute(f"SELECT reason, count(*) FROM ({judged}) GROUP BY reason ORDER BY reason").fetchall()
-    counts = {reason: count for reason, count in rows}
+    counts: dict[str | None, int] = dict(rows)
     taken = counts.pop(None, 0)
     counts.pop("blank", None)
-    return counts, taken
+    return {reason: count for reason, count in counts.items() if reason is not None}, taken
 
 
 def _repair_tests(cols: dict[str, Col]) -> dict[str, str]:
@@ -296,7 +318,7 @@ def _add_source(
     con.execute(
         "INSERT INTO sources VALUES (?, ?, ?, 'log', ?, ?, ?, ?, ?, ?, NULL, NULL, ?, ?, ?, ?)",
         [
-            row[0], ctx.source.name, form.name, ctx.source.sha256, ctx.source.bytes, taken + rejected, taken, rejected,
+            row[0], ctx.source.name, form.name, ctx.source.sha256, ctx.source.size, taken + rejected, taken, rejected,
             reasons.get("torn_last_line", 0), clock, json.dumps(ctx.units), json.dumps(repaired), json.dumps(notes),
         ],
     )  # fmt: skip

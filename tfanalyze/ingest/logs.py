@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfanalyze.errors import ConfigError, FormatError, InputError, TfanalyzeError
-from tfanalyze.ingest import blocks, files, judge
+from tfanalyze.ingest import blocks, files, judge, mapping
 from tfanalyze.ingest.files import Source
 from tfanalyze.ingest.formats import by_name, sniff
 from tfanalyze.ingest.formats.base import Context, Format, Options
@@ -89,6 +89,9 @@ def ingest_logs(
     """
     chosen = options_from(options)
     form = None if format == "auto" else by_name(format)
+    mapped = chosen.mapping is not None and format in ("auto", "mapping")
+    if format == "mapping" and not chosen.mapping:
+        raise ConfigError("format mapping needs [ingest.mapping]", mend="say column = expression in tfanalyze.toml")
     found = files.find(paths)
     results: list[FileResult] = []
     skipped: list[dict[str, str]] = []
@@ -97,7 +100,7 @@ def ingest_logs(
         for number, path in enumerate(found):
             report = share(progress, number, len(found))
             try:
-                results.append(_ingest_file(workspace, path, form, chosen, report))
+                results.append(_ingest_file(workspace, path, form, chosen, mapped, report))
             except (InputError, FormatError) as error:
                 errors.append(error)
                 skipped.append({"path": path, "why": str(error)})
@@ -151,12 +154,17 @@ def summary(results: list[FileResult], skipped: list[dict[str, str]]) -> dict[st
 
 
 def _ingest_file(
-    workspace: Workspace, path: str, form: Format | None, options: Options, progress: Progress | None
+    workspace: Workspace,
+    path: str,
+    form: Format | None,
+    options: Options,
+    mapped: bool,
+    progress: Progress | None,
 ) -> FileResult:
     source = files.peek(path)
     if not source.head.strip():
         raise InputError("is empty", source.name, "give a log with at least one record")
-    form = form or sniff(source)
+    form = mapping.format_of(source, options) if mapped else form or sniff(source)
     files.scan(source, progress)
     known = _already(workspace, source, form)
     if known:

@@ -228,7 +228,7 @@ def _add_source(workspace: Workspace, source: Source, shape: Shape, sink: Sink) 
     workspace.con.execute(
         "INSERT INTO sources VALUES (?, ?, ?, 'metrics', ?, ?, 0, 0, 0, 0, NULL, NULL, ?, ?, '{}', ?)",
         [
-            row[0], source.name, shape.name, source.sha256, source.bytes, f"unix, from {sink.units.get('ts', 'the scrape')}",
+            row[0], source.name, shape.name, source.sha256, source.size, f"unix, from {sink.units.get('ts', 'the scrape')}",
             json.dumps(sink.units), json.dumps(list(dict.fromkeys(source.notes + sink.notes))),
         ],
     )  # fmt: skip

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tfanalyze.errors import FormatError
 from tfanalyze.ingest import files
 from tfanalyze.ingest.files import Source
-from tfanalyze.ingest.formats.base import Head, load_object, stem
+from tfanalyze.ingest.formats.base import Head, documents, load_object, stem
 from tfanalyze.ingest.statlines import ANCHOR, stats
 from tfanalyze.ingest.times import clock_for, iso_us, number_us
 
@@ -172,16 +172,14 @@ def read_text(source: Source, settings: Settings, sink: Sink) -> None:
 
 
 def _file_time(source: Source, sink: Sink) -> int | None:
-    import os
-
     name = re.search(r"(20\d\d)-?(\d\d)-?(\d\d)[T_-]?(\d\d):?-?(\d\d):?-?(\d\d)", source.name)
     if name:
         y, mo, d, h, mi, s = name.groups()
         return iso_us(f"{y}-{mo}-{d} {h}:{mi}:{s}")
-    if not os.path.exists(source.path):
+    if not Path(source.path).exists():
         return None
     sink.notes.append("the scrape names no time: the file's modification time was taken (assumed)")
-    return int(os.path.getmtime(source.path) * 1e6)
+    return int(Path(source.path).stat().st_mtime * 1e6)
 
 
 def _sniff_wrapped(head: Head) -> bool:
@@ -360,30 +358,6 @@ def _attributes(value: Any) -> dict[str, str]:
         if isinstance(inner, dict) and inner:
             found[str(item.get("key"))] = str(next(iter(inner.values())))
     return found
-
-
-def documents(source: Source) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file: one a line, or one document, or several one after the other."""
-    text = files.whole_text(source)
-    decoder = json.JSONDecoder(parse_constant=lambda _: None)
-    at, found = 0, False
-    while at < len(text):
-        while at < len(text) and text[at] in " \t\r\n,":
-            at += 1
-        if at >= len(text):
-            return
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            if found:
-                source.notes.append("the file ends inside a JSON document: what stood before it was read")
-                return
-            raise FormatError("is no sound JSON", source.name, "export it again") from error
-        found = True
-        if isinstance(value, dict):
-            yield value
-        elif isinstance(value, list):
-            yield from _dicts(value)
 
 
 # CSV, Parquet, logs -----------------------------------------------------------------------------------------------

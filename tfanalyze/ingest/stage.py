@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfanalyze.errors import FormatError, InputError
 from tfanalyze.ingest import files
 from tfanalyze.ingest.files import BLANK, Source
-from tfanalyze.ingest.formats.base import Context, Format, Row, load_object
+from tfanalyze.ingest.formats.base import Context, Format, Row
 from tfanalyze.workspace import REQUEST_COLUMNS
 
 if TYPE_CHECKING:
@@ -227,9 +227,3 @@ def _as_text(value: Any) -> str | None:
     if isinstance(value, float):
         return repr(int(value)) if value.is_integer() and abs(value) < 1e18 else repr(value)
     return str(value)
-
-
-def json_rows(source: Source) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(line, object or None) of a file of JSON lines, for Python readers."""
-    for number, text in files.lines(source):
-        yield number, load_object(text)

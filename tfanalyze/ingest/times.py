@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[(?:\d{1,2};)*\d{1,2}m")
@@ -40,13 +40,11 @@ class Clock:
     def time_us(self, text: str) -> int | None:
         """The last header's time in `text`: what stands in front of it (Kubernetes, Ray, journald) has its own."""
         for pattern in (LEVEL_HEADER, HEADER, KLOG_HEADER):
-            found = None
-            for found in pattern.finditer(text):
-                pass
-            if found is not None:
-                return self._value(found)
-        found = CLOCK_HEADER.search(text)
-        return self._clock_only(found) if found else None
+            found = list(pattern.finditer(text))
+            if found:
+                return self._value(found[-1])
+        bare = CLOCK_HEADER.search(text)
+        return self._clock_only(bare) if bare else None
 
     def _value(self, found: re.Match[str]) -> int | None:
         parts = found.groupdict()
@@ -95,13 +93,13 @@ def clock_for(path: str, head: str, tz: str, year: int | None) -> Clock:
     """A clock for one file: the year comes from the options, from a full date in the file, from its name, or its mtime."""
     note = ""
     if year is None:
-        found = HEADER.search(head) or re.search(r"(?<!\d)(?P<year>20\d\d)-?\d\d-?\d\d(?!\d)", os.path.basename(path))
+        found = HEADER.search(head) or re.search(r"(?<!\d)(?P<year>20\d\d)-?\d\d-?\d\d(?!\d)", Path(path).name)
         if found:
             year = int(found["year"])
             note = f"times that name no year are read as of {year}, the year of a full date in the file or its name"
     mtime = None
-    if os.path.exists(path):
-        mtime = datetime.fromtimestamp(os.path.getmtime(path), UTC)
+    if Path(path).exists():
+        mtime = datetime.fromtimestamp(Path(path).stat().st_mtime, UTC)
     return Clock(tz, year, mtime, note)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfanalyze.errors import FormatError
+from tfanalyze.ingest import files
 from tfanalyze.ingest.files import Source
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ class Options:
     year: int | None = None  # year of times that name none
     time_unit: str | None = None  # s | ms | us | ns: unit of numeric arrivals, in place of what was detected
     time_base: str | None = None  # unix | monotonic | relative
+    start_at: str | float | None = None  # when a trace with relative times began: ISO time, or epoch
     instance: str | None = None  # where the log does not say
     site: str | None = None
     model: str | None = None
@@ -217,7 +220,7 @@ class Format:
     rejects: tuple[tuple[str, str], ...] = ()  # (reason, SQL over the fields)
     record: str = "true"  # SQL over the fields: which lines are requests at all
     read: Callable[[Source, Context], Iterator[Row]] | None = None
-    fills: tuple[str, ...] = ()  # python: the canonical columns it can fill
+    derived: Mapping[str, str] = field(default_factory=dict)  # python: columns that are not observed -> what they rest on
     token_basis: str | None = None
 
 
@@ -227,3 +230,99 @@ def stem(path: str) -> str:
     for ending in (".gz", ".zst", ".xz", ".log", ".jsonl", ".json", ".txt", ".out", ".prom", ".csv", ".parquet"):
         name = name.removesuffix(ending)
     return name
+
+
+def whole(value: object) -> int | None:
+    """A count from JSON: an int, a float without fraction, or digits; None for anything else."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int):
+        return value
+    try:
+        number = float(str(value))
+    except ValueError:
+        return None
+    return round(number) if abs(number) < 2**53 else None
+
+
+def us(value: object, unit: str = "s") -> int | None:
+    """A number of `unit` as whole microseconds; None for anything else."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if unit == "ns" and isinstance(value, (int, str)) and str(value).lstrip("-").isdigit():
+        return int(value) // 1000
+    try:
+        number = float(str(value))
+    except ValueError:
+        return None
+    return round(number * SCALE[unit]) if abs(number) < 1e300 and number == number else None
+
+
+def sub(row: object, *path: str) -> Any:
+    """A value deep in nested dicts, or None."""
+    for key in path:
+        if not isinstance(row, dict):
+            return None
+        row = row.get(key)
+    return row
+
+
+def text_of(value: object) -> str | None:
+    """A short name or id; None for empty values, "-" and anything that is no plain value."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    text = str(value).strip()
+    return text if text and text not in ("-", "None", "null") and len(text) <= 512 else None
+
+
+def minus(later: int | None, earlier: int | None) -> int | None:
+    return None if later is None or earlier is None else later - earlier
+
+
+def json_rows(source: Source) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(line, object or None) of a file of JSON lines, for Python readers."""
+    for number, text in files.lines(source):
+        yield number, load_object(text)
+
+
+def documents(source: Source) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file: one a line, or one document, or several one after the other."""
+    text = files.whole_text(source)
+    decoder = json.JSONDecoder(parse_constant=lambda _: None)
+    at, found = 0, False
+    while at < len(text):
+        while at < len(text) and text[at] in " \t\r\n,":
+            at += 1
+        if at >= len(text):
+            return
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            if found:
+                source.notes.append("the file ends inside a JSON document: what stood before it was read")
+                return
+            raise FormatError("is no sound JSON", source.name, "export it again") from error
+        found = True
+        if isinstance(value, dict):
+            yield value
+        elif isinstance(value, list):
+            yield from dicts(value)
+
+
+def dicts(value: object) -> list[dict[str, Any]]:
+    """The objects of a JSON list; empty for anything else."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def bad_line(source: Source, line: int) -> Row:
+    """A line that is no record, or the torn last one."""
+    torn = source.torn and line > source.lines
+    return {"line": line, "bad": "torn_last_line" if torn else "not_a_record"}
+
+
+def safe(line: int, make: Callable[..., Row], *args: Any) -> Row:
+    """A record's row, or its rejection when a field is of a kind that nobody expects there."""
+    try:
+        return make(*args)
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError, RecursionError):
+        return {"line": line, "bad": "malformed_record"}
