@@ -95,7 +95,8 @@ def from_grid(name: str, gpu: str, model: str, tp: int, system: str) -> Profile:
     capacity = next(r for r in read("aiconfigurator_grid", "kv_capacity.csv") if mine(r))
     facts = {"source": "aiconfigurator-core 0.12.0 (Apache-2.0), vLLM operator tables: predictions, not measurements", "tensor_parallel": tp, "host_s_added": HOST_S}
     profile = fit_rows(name, gpu, model, rows_of(steps, seconds), int(float(capacity["kv_tokens"])), facts)
-    return replace(profile, step=replace(profile.step, c0_s=_short(profile.step.c0_s + HOST_S)))
+    bound = {which: getattr(profile, which) | {"c0_s": _short(getattr(profile, which)["c0_s"] + HOST_S)} for which in ("low", "high")}
+    return replace(profile, step=replace(profile.step, c0_s=_short(profile.step.c0_s + HOST_S)), **bound)
 
 
 def from_silicon(name: str, gpu: str, model: str, tp: int, system: str, precision: str, kv_tokens: int, backend: str = "vllm") -> Profile:
