@@ -26,7 +26,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Shared:
-    """What every run of a simulator shares, read only (but ``seg.head``, of which each run has its own)."""
+    """What every run of a simulator shares, read only."""
 
     row: Any
     seg: Any  # (n_seg,) SEG
@@ -69,8 +69,7 @@ class Arrays:
 
     def __init__(self, shared: Shared, options: Options, gateway: Gateway, sizes: Sizes) -> None:
         self.shared, self.options, self.gateway, self.sizes = shared, options, gateway, sizes
-        n, n_inst = len(shared.row), len(shared.inst)
-        n_gw = gateway.replicas
+        n_inst, n_gw = len(shared.inst), gateway.replicas
         self.approx = gateway.index == "approx"
         blocks = int(shared.inst["block"].max())
         seqs = int(shared.inst["max_seqs"].max())
@@ -83,12 +82,13 @@ class Arrays:
         self.en = lo.Engine(
             cf=records(1, lo.CONF),
             row=shared.row,
-            out=records(n, lo.OUT),
+            out=records(0, lo.OUT),
             inst=shared.inst.copy(),
             fl=records(sizes.flights, lo.FLIGHT),
             ent=records(sizes.entries, lo.ENT),
             bucket=np.full(_power(2 * sizes.entries), lo.NONE, np.int32),
-            seg=shared.seg.copy() if len(shared.seg) else records(1, lo.SEG),
+            seg=shared.seg,
+            head=np.full(seg_n, lo.NONE, np.int32),
             path=shared.path,
             poff=shared.poff,
             phase=np.zeros((n_inst, blocks), np.int32),
@@ -132,6 +132,7 @@ class Arrays:
     def reset(self, admit: Any, site: Any, choose: Any, seed: int) -> tuple[lo.Engine, lo.GateArrays]:
         """Bring everything to the state before the first event."""
         shared, options, gateway = self.shared, self.options, self.gateway
+        self.en = self.en._replace(out=records(len(shared.row), lo.OUT))  # the last run's outcome holds the old one
         en, base = self.en, self.base
         n_inst, n_gw = len(shared.inst), gateway.replicas
         n_queue = n_queues(admit, shared)
@@ -140,7 +141,7 @@ class Arrays:
         en.ent[0] = np.zeros(1, lo.ENT)[0]
         en.ent["hnext"][0] = lo.NONE
         en.bucket[:] = lo.NONE
-        en.seg["head"] = lo.NONE
+        en.head[:] = lo.NONE
         en.phase[:] = 0
         en.waste[:] = 0.0
         en.infheld[:] = 0

@@ -90,11 +90,11 @@ def entry_for(en, seg, n):
     """Find or make the entry; -1 (and a fault) if the pool is full."""
     x = find(en.ent, en.bucket, seg, n)
     if x < 0:
-        x = create(en.ent, en.bucket, seg, n, en.seg[seg].head)
+        x = create(en.ent, en.bucket, seg, n, en.head[seg])
         if x < 0:
             en.cf[0].fault = F_ENTRIES
         else:
-            en.seg[seg].head = x
+            en.head[seg] = x
     return x
 
 
@@ -105,7 +105,7 @@ def drop_if_empty(en, x):
         seg = e.seg
         head = destroy(en.ent, en.bucket, x)
         if head != -2:
-            en.seg[seg].head = head
+            en.head[seg] = head
 
 
 @inner

@@ -227,7 +227,7 @@ def believed_hits(en, gw, g, row, now_s):
             seg = en.path[p]
             s = en.seg[seg]
             grown = False
-            x = s.head if cf.index == EXACT else gw.ixhead[g, seg]
+            x = en.head[seg] if cf.index == EXACT else gw.ixhead[g, seg]
             while x >= 0:
                 if cf.index == EXACT:
                     entry = en.ent[x]

@@ -53,7 +53,7 @@ OUT = np.dtype(
     align=True,
 )
 
-SEG = np.dtype([("start", "i4"), ("end", "i4"), ("head", "i4")])  # blocks [start, end); list of cache entries
+SEG = np.dtype([("start", "i4"), ("end", "i4")])  # engine blocks [start, end)
 
 # one segment held by one instance (or noted for one instance by one gateway)
 ENT = np.dtype(
@@ -288,7 +288,8 @@ class Engine(NamedTuple):
     fl: Any  # (F,) FLIGHT
     ent: Any  # (M,) ENT
     bucket: Any  # (2^b,) int32
-    seg: Any  # (n_seg,) SEG
+    seg: Any  # (n_seg,) SEG, shared between runs
+    head: Any  # (n_seg,) int32: list of the segment's cache entries
     path: Any  # (n_path,) int32 segment ids
     poff: Any  # (n_block_sizes, n+1) int64
     phase: Any  # (N, block_max) int32: decoding requests that need a block at step % block

@@ -75,6 +75,7 @@ class Simulator:
             kernel_s = perf_counter() - start
             if fault not in GROWS:
                 break
+            del arrays, en, gates  # before the larger ones are made
             arrays = self._grow(GROWS[fault])
         self._raise_fault(fault, en, policies)
         outcome = self._outcome(en, gates, policies, seed, kernel_s)
@@ -113,7 +114,7 @@ class Simulator:
     def _outcome(self, en: lo.Engine, gates: lo.GateArrays, policies: PolicySet, seed: int, kernel_s: float) -> Outcome:
         out, cf = en.out, en.cf[0]
         waste = {name: int(en.waste[i]) for i, name in WASTE.items() if en.waste[i] > 0}
-        column = {name: np.array(out[name]) for name in lo.OUT.names or ()}
+        column = {name: out[name].view(np.ndarray) for name in lo.OUT.names or ()}
         counters = {name: int(cf[name]) for name in ("steps", "computed", "made", "reused")}
         return Outcome(
             arrival_s=column["arrival_s"],
@@ -209,7 +210,7 @@ def _effective_gateway(fleet: Fleet, options: Options) -> Gateway:
 def _first_sizes(shared: Shared, gateway: Gateway) -> Sizes:
     n = len(shared.row)
     entries = min(1 << 22, max(1 << 10, 2 * len(shared.path), 1))
-    sizes = Sizes(flights=min(n + 8, 1 << 12), entries=min(entries, 1 << 15), timers=min(4 * n + 64, 1 << 13))
+    sizes = Sizes(flights=min(n + 8, 1 << 12), entries=min(entries, 1 << 16), timers=min(4 * n + 64, 1 << 13))
     if gateway.index == "approx":
         sizes.index = sizes.entries
     if gateway.index_lag_s > 0 or (gateway.replicas > 1 and gateway.sync_delay_s < np.inf):
@@ -242,18 +243,17 @@ def _paths(trace: Trace, fleet: Fleet, block_sizes: tuple[int, ...]) -> tuple[An
     cached = any(pool.engine.cache != "none" for pool in fleet.pools)
     parts = [build_segments(trace, size) for size in block_sizes] if cached else []
     if not parts or not any(len(p.seg_id) for p in parts):
-        return records(0, lo.SEG), np.zeros(1, np.int32), np.zeros((1, len(trace) + 1), np.int64)
-    seg = records(sum(len(p.start) for p in parts), lo.SEG)
+        return records(1, lo.SEG), np.zeros(1, np.int32), np.zeros((1, len(trace) + 1), np.int64)
+    if len(parts) == 1:
+        return parts[0].seg, parts[0].seg_id, parts[0].off.reshape(1, -1)
     poff = np.zeros((len(block_sizes), len(trace) + 1), np.int64)
     paths, base, at = [], 0, 0
     for e, part in enumerate(parts):
-        seg["start"][base : base + len(part.start)] = part.start
-        seg["end"][base : base + len(part.start)] = part.end
         poff[e] = part.off + at
         paths.append(part.seg_id + np.int32(base))
-        base += len(part.start)
+        base += len(part.seg)
         at += len(part.seg_id)
-    return seg, np.concatenate(paths), poff
+    return np.concatenate([part.seg for part in parts]).view(np.recarray), np.concatenate(paths), poff
 
 
 def _rows(trace: Trace, fleet: Fleet, classes: tuple[SloClass, ...], options: Options) -> Any:
