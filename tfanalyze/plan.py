@@ -85,6 +85,7 @@ def plan(
     loads: Sequence[float] = (1.0,),
     gpus: Sequence[str] = (),
     pool: str = "",
+    settings: Mapping[str, float | str] | None = None,
     seed: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def plan(
         if name not in profiles:
             raise ConfigError(f"no profile for GPU '{name}'", "plan", f"profiles are {', '.join(profiles)}")
     wanted = _targets(trace, target)
-    sets = {"baseline": _load(baseline), "policy": _load(policy)}
+    sets = {"baseline": _load(baseline), "policy": _load(policy, settings)}
     work = [(load, gpu, name) for load in loads for gpu in (gpus or ("",)) for name in sets]
     cases: list[dict[str, Any]] = []
     traces = {load: trace if load == 1.0 else scale_load(trace, load, seed) for load in loads}
@@ -207,10 +208,10 @@ def _targets(trace: Trace, target: float | Mapping[str, float]) -> Mapping[str, 
     return wanted
 
 
-def _load(policy: str | PolicySet) -> PolicySet:
+def _load(policy: str | PolicySet, settings: Mapping[str, float | str] | None = None) -> PolicySet:
     from tfanalyze.replay.policies import load_policy
 
-    return load_policy(policy) if isinstance(policy, str) else policy
+    return load_policy(policy, settings or {}) if isinstance(policy, str) else policy
 
 
 def _savings(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

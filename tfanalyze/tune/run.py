@@ -107,7 +107,8 @@ def tune(
 
     ``baseline`` is what runs now: "recorded" (the log's own routing), a policy name, or a PolicySet with its settings.
     ``objective``: see ``objective.parse_objective``; ``constraints``: see ``parse_constraint``.  ``storage``: None =
-    memory, a path = journal file, postgresql://... = shared by several processes.  ``control``: also run a random
+    memory, a path = journal file, postgresql://... = shared by several processes; a study is gone on with only if
+    trace, models, space, goal and seed are the same (their digest is part of its name).  ``control``: also run a random
     search of as many trials.  ``ray``: address of a Ray cluster, "local" starts one.
     Errors: ProfileError when the model's held-out error is above ``max_model_error``; ReplayError for too little data.
     """
@@ -137,7 +138,7 @@ def tune(
     identity = _identity(trace, fleet, profiles, classes, policy, objective, pin, bounds, constraints, seed, present)
     plan = SearchPlan(
         trials, sampler, seed, train_rows > SHORT_FROM if short_look is None else short_look,
-        storage, study_name or f"tune-{identity}", timeout_s,
+        storage, f"{study_name or 'tune'}-{identity}", timeout_s,
     )  # fmt: skip
     with _runner(evaluator, workers, ray) as runner:
         bench = Bench(runner, goals[0], sizes, seed)
@@ -149,7 +150,7 @@ def tune(
         result = tune_with(
             setup, profiles=profiles, members=len(members), fleet=fleet, rivals=rivals, control=control, bands=bool(bands)
         )
-    return _finish(result, trace, profiles, fleet, policy, objective, constraints, notes, error, begin, plan, classes)
+    return _finish(result, present, trace, profiles, fleet, policy, objective, constraints, notes, error, begin, plan, classes)
 
 
 def tune_with(
@@ -177,7 +178,7 @@ def tune_with(
     models = ev.over_models(setup.bench, setup.present, tuned, members) if moved else []
     case = Case(moved, loads, models, ev.error_of(profiles, setup.goal), _broken(setup, tuned))
     word, reason = verdict(case)
-    result |= {"verdict": word, "reason": reason, "model_error_pct": model_bound(case)}
+    result |= {"verdict": word, "verdict_reason": reason, "model_error_pct": model_bound(case)}
     result |= _holdout_facts(setup, tuned, loads, models)
     if fleet.n_instances > 1:
         result["one_instance_less"] = ev.one_less(setup.bench, setup.present, tuned).to_json()
@@ -188,6 +189,7 @@ def tune_with(
     setup.say(0.9, "which knobs matter")
     window = "short" if setup.plan.short else "train"
     result["knobs"] = sensitivity(setup.bench, setup.space, tuned, window)
+    result["importance"] = {name: row["importance"] for name, row in result["knobs"].items()}
     result["plateau"] = ev.plateau(setup.bench, setup.space, setup.present, tuned, list(result["changed_params"]))
     base, best = setup.bench.get(ev.holdout(setup.present)), setup.bench.get(ev.holdout(tuned))
     result["canary"] = canary_plan(base, best, fleet.n_instances, len({p.site for p in fleet.pools}))
@@ -215,7 +217,7 @@ def _no_power(setup: Setup, power: Power) -> dict[str, Any]:
     )
     setup.say(1.0, "done: the knobs do not matter here")
     return {
-        "power": power.to_json(), "trials": 0, "search_s": 0.0, "optuna_share": 0.0, "verdict": "keep_current", "reason": text,
+        "power": power.to_json(), "trials": 0, "search_s": 0.0, "optuna_share": 0.0, "verdict": "keep_current", "verdict_reason": text,
         "model_error_pct": None, "baselines": {}, "against": {}, "knobs": {}, "recommend": describe(setup.present),
         **_holdout_facts(setup, setup.present, loads, []),
     }  # fmt: skip
@@ -223,13 +225,9 @@ def _no_power(setup: Setup, power: Power) -> dict[str, Any]:
 
 def _search_facts(setup: Setup, found: Found) -> dict[str, Any]:
     objective = setup.goal.objectives[0]
-    best: dict[str, Any] = {}
-    top: list[tuple[int, float]] = []
-    for t in found.full:
-        if not top or objective.better * (t.values[0] - top[-1][1]) > 0:
-            top.append((t.number, t.values[0]))
-    best["history"] = [{"trial": number, "best": value} for number, value in top]
-    return best | {
+    return {
+        "history": [{"trial": t.number, "value": t.values[0]} for t in found.full],
+        "direction": "maximize" if objective.better > 0 else "minimize",
         "trials": len(found.tried), "full_trials": len(found.full), "duplicates": found.duplicates,
         "resumed_trials": found.resumed, "timed_out": found.timed_out, "search_s": found.wall_s,
         "optuna_share": found.optuna_s / max(found.wall_s, 1e-9), "sampler": setup.plan.sampler,
@@ -245,7 +243,8 @@ def _holdout_facts(
     base = setup.bench.get(ev.holdout(setup.present))
     shed = float(np.mean([Metric("shed").value(m) for m in runs]))
     return {
-        "best_params": _shown(setup.space, tuned),
+        "best_policy": describe(tuned)["policy"],
+        "best_params": describe(tuned)["settings"],
         "changed_params": changed(setup.space, tuned),
         "tuned": describe(tuned),
         "present": describe(setup.present),
@@ -287,7 +286,7 @@ def _rivals(setup: Setup, tuned: PolicySet, names: Sequence[str], control: bool)
     better = setup.goal.objectives[0].better
     strongest = max(untuned, key=lambda n: better * untuned[n]["baseline"], default="")
     return {
-        "baselines": {name: row["goodput"] for name, row in table.items()},
+        "baselines": {name: row["goodput"] for name, row in table.items() if name != "present"},
         "against": table,
         "strongest_untuned": strongest,
         "beats_untuned": bool(strongest and untuned[strongest]["ci_low_pct"] > 0),
@@ -320,8 +319,8 @@ def _pareto(setup: Setup, found: Found) -> list[dict[str, Any]]:
         found_rows.append(
             {
                 "params": _shown(setup.space, t.policy),
+                "values": {o.text: o.value(runs) for o in setup.goal.objectives},  # on the holdout
                 "train": {o.text: v for o, v in zip(setup.goal.objectives, t.values, strict=True)},
-                "holdout": {o.text: o.value(runs) for o in setup.goal.objectives},
             }
         )
     return found_rows
@@ -396,6 +395,7 @@ def _identity(*parts: Any) -> str:
 
 def _finish(
     result: dict[str, Any],
+    present: PolicySet,
     trace: Trace,
     profiles: Mapping[str, Profile],
     fleet: Fleet,
@@ -414,7 +414,7 @@ def _finish(
 
     goal: tuple[Objective, ...] = parse_objective(objective)
     return result | {
-        "wall_s": time.monotonic() - begin, "policy": policy, "objective": objective, "unit": goal[0].unit,
+        "wall_s": time.monotonic() - begin, "policy": policy, "baseline": describe(present)["policy"], "objective": objective, "unit": goal[0].unit,
         "constraints": list(constraints), "seed": plan.seed, "trace_hash": trace_hash(trace), "instances": fleet.n_instances,
         "profile_hash": profile_hash(profiles), "notes": [*trace.notes, *notes],
         "model_error": {"held_out": error.share, "by": error.by}, "regime": regime(trace),
