@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tfanalyze.errors import InputError, WorkspaceError
+from tfanalyze.views import create_views
 
 if TYPE_CHECKING:
     import duckdb
@@ -87,7 +88,7 @@ CREATE TABLE simulated(run VARCHAR, request_id VARCHAR, arrival_us BIGINT, slo_c
   hit_tokens BIGINT, preemptions INTEGER, attempts INTEGER, attained BOOLEAN);
 """
 
-MIGRATIONS: tuple[str, ...] = (_SCHEMA_1,)  # entry v brings version v to v + 1
+MIGRATIONS: tuple[str, ...] = (_SCHEMA_1 + create_views(),)  # entry v brings version v to v + 1
 VERSION = len(MIGRATIONS)
 
 STATUS_NAMES = ("ok", "error", "timeout", "cancelled", "rejected", "lost")
@@ -188,9 +189,8 @@ class Workspace:
             self.con.execute("DELETE FROM simulated WHERE run = ?", [name])
             self.con.register("outcome_columns", columns)
             try:
-                self.con.execute(
-                    f"INSERT INTO simulated({', '.join(names)}) SELECT {', '.join(names)} FROM outcome_columns"
-                )
+                picked = ", ".join(f"nullif({n}, 'nan'::DOUBLE)" if n.endswith("_s") else n for n in names)
+                self.con.execute(f"INSERT INTO simulated({', '.join(names)}) SELECT {picked} FROM outcome_columns")
             finally:
                 self.con.unregister("outcome_columns")
 

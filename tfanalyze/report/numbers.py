@@ -115,7 +115,21 @@ def words(key: str) -> str:
             break
     upper = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "kv": "KV", "slo": "SLO", "gpu": "GPU", "gpus": "GPUs",
              "p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "ci": "CI", "rtt": "RTT"}  # fmt: skip
-    return " ".join(upper.get(word, word) for word in key.split("_") if word)
+    parts = [word for word in key.split("_") if word]
+    parts = [word for k, word in enumerate(parts) if not (word == "s" and k + 1 < len(parts))]  # ttft_s_p95
+    return " ".join(upper.get(word, word) for word in parts)
+
+
+def sentence(found: Any) -> str:
+    """A finding as one line: its own text where it has one, else its parts."""
+    if not isinstance(found, dict):
+        return pretty("", found)
+    if found.get("text"):
+        return str(found["text"])
+    if found.get("why"):
+        needs = f"; it needs {found['needs']}" if found.get("needs") else ""
+        return f"{pretty('', found.get('coefficients', ''))}: {found['why']}{needs}"
+    return pretty("", found)
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
