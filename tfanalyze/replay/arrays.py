@@ -128,6 +128,8 @@ class Arrays:
             "trace_req": records(1, REQUEST),
             "trace_scores": np.zeros(n_inst, np.float64),
         }
+        self.base["sites"]["site"] = np.arange(n_site)
+        self.base["sites"]["rtt_s"] = [site.rtt_s for site in shared.fleet.sites]
 
     def reset(self, admit: Any, site: Any, choose: Any, seed: int) -> tuple[lo.Engine, lo.GateArrays]:
         """Bring everything to the state before the first event."""
