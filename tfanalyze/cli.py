@@ -90,8 +90,8 @@ def ingest_metrics(
     cp.show("ingest", {"schema": "tfanalyze.ingest/1", "db": str(db), **result}, json, quiet)
 
 
-@app.command()
-def inspect(
+@app.command("inspect")
+def inspect_command(
     db: cp.Db = DB,
     config: cp.ConfigFile = None,
     rejects: Annotated[bool, typer.Option("--rejects", help="Also list rejected rows with file, line and reason.")] = False,
@@ -99,10 +99,10 @@ def inspect(
     quiet: cp.Quiet = False,
 ) -> None:
     """The workload at a glance: rates, lengths, classes, prefix reuse, attainment as observed, where time went."""
-    import tfanalyze as tf
+    from tfanalyze.inspect import inspect
 
     with cp.progress(json, quiet) as report:
-        result = tf.inspect(db, config=config, rejects=rejects, progress=report)
+        result = inspect(db, config=config, rejects=rejects, progress=report)
     cp.show("inspect", result, json, quiet)
 
 

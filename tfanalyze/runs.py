@@ -25,6 +25,7 @@ from tfanalyze.errors import ConfigError, InputError, ReplayError, WorkspaceErro
 from tfanalyze.models.profile import Profile, default_names, from_json, load_profiles, to_json
 
 if TYPE_CHECKING:
+    from tfanalyze.models.fitting import FitResult
     from tfanalyze.replay import Options, Outcome, Simulator
     from tfanalyze.trace import Trace
 
@@ -213,10 +214,31 @@ def fit_run(
     import json
 
     from tfanalyze.models.fitting import fit
-    from tfanalyze.workspace import Workspace
 
     cfg = config if isinstance(config, Config) else load_config(config)
     result = fit(db, fleet=cfg.fleet, calibrate=calibrate, seed=seed, progress=progress)
+    keep_fit(db, result)
+    if out is not None:
+        write_text(out, json.dumps(to_json(result.profiles), indent=1, sort_keys=True) + "\n")
+    return fit_shape(result, db, out, seed, cfg)
+
+
+def fit_shape(result: FitResult, db: str | Path, out: str | Path | None, seed: int, cfg: Config) -> dict[str, Any]:
+    """The JSON shape tfanalyze.fit/1."""
+    return {
+        "schema": "tfanalyze.fit/1",
+        "db": str(db),
+        "out": str(out) if out is not None else None,
+        "seed": seed,
+        "fleet": fleet_facts(result.fleet),
+        **finite(result.report),
+    }
+
+
+def keep_fit(db: str | Path, result: FitResult) -> None:
+    """Keep what fit found in a workspace, for replays to come."""
+    from tfanalyze.workspace import Workspace
+
     body = {
         "report": finite(result.report),
         "profiles": to_json(result.profiles),
@@ -225,17 +247,6 @@ def fit_run(
     }
     with Workspace.open(db, wait_s=10.0) as workspace:
         workspace.save_json(FIT, "last", body)
-    if out is not None:
-        write_text(out, json.dumps(to_json(result.profiles), indent=1, sort_keys=True) + "\n")
-    return {
-        "schema": "tfanalyze.fit/1",
-        "db": str(db),
-        "out": str(out) if out is not None else None,
-        "seed": seed,
-        "fleet": fleet_facts(result.fleet),
-        **finite(result.report),
-        "config_assumed": list(cfg.assumed),
-    }
 
 
 def load_fit(db: str | Path) -> Fitted | None:

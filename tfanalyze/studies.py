@@ -148,8 +148,14 @@ def _extra_tune(ready: Setup, ray: str | None, fitted: Any) -> dict[str, Any]:
     if ray is not None:
         extra["ray"] = ray
     if fitted is not None and fitted.ensemble:
-        extra["ensemble"] = fitted.ensemble
+        extra["ensemble"] = members_of(fitted.ensemble)
     return {key: value for key, value in extra.items() if value}
+
+
+def members_of(ensemble: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """{key: [draw, ...]} -> [{key: draw}, ...], at most eight."""
+    count = min(8, *(len(draws) for draws in ensemble.values()))
+    return [{key: draws[i] for key, draws in ensemble.items()} for i in range(count)]
 
 
 def usual_baseline(ready: Setup) -> str:
@@ -172,11 +178,12 @@ def plan_run(
 ) -> dict[str, Any]:
     """How many instances a load needs.  Returns the JSON shape tfanalyze.plan/1."""
     from tfanalyze.plan import plan
+    from tfanalyze.replay.policies import load_policy
 
     ready = prepare(source, db=db, seed=seed, **setup)
     found = plan(
         ready.trace, ready.fleet, ready.profiles, ready.classes,
-        policy=policy, settings=ready.settings, target=attainment, seed=seed, progress=progress,
+        policy=load_policy(policy, ready.settings), target=attainment, seed=seed, progress=progress,
     )  # fmt: skip
     result: dict[str, Any] = finite({"schema": "tfanalyze.plan/1", **found, "assumed": list(ready.assumed)})
     return result
@@ -235,7 +242,7 @@ def export_run(
     if policy is None and study is None:
         raise WorkspaceError("holds no study to export", str(db), "tune first, or name a policy with --policy")
     if study is not None:
-        chosen = load_policy(study_policy(study), {**study["best_params"], **(settings or {})})
+        chosen = load_policy(study["tuned"]["policy"], {**study["tuned"]["settings"], **(settings or {})})
     else:
         chosen = load_policy(str(policy), ready.settings)
     evidence: dict[str, Any] = dict(study or {})
@@ -249,9 +256,11 @@ def export_run(
     return result
 
 
-def study_policy(study: Mapping[str, Any]) -> str:
-    """Names of the policy that a study found best, joined by +."""
-    return str(study.get("best_policy") or study["policy"])
+def study_policy(study: Mapping[str, Any]) -> Any:
+    """The PolicySet that a study chose."""
+    from tfanalyze.replay.policies import load_policy
+
+    return load_policy(study["tuned"]["policy"], study["tuned"]["settings"])
 
 
 def report_run(
@@ -307,7 +316,7 @@ def report_bundle(
         "fleet": ready.fleet,
         "tune": study,
         "export": newest(db, EXPORTED),
-        "ceilings": _ceilings(ready, study, seed, say),
+        "ceilings": ceilings(ready, study, seed, say),
         "assumed": list(ready.assumed),
         "meta": {
             "version": __version__,
@@ -335,24 +344,26 @@ def _report_runs(
 
 def tuned_run(ready: Setup, study: Mapping[str, Any], seed: int) -> dict[str, dict[str, Any]]:
     """The run of a study's best policy, labelled "NAME (tuned)"."""
-    from tfanalyze.replay.policies import load_policy
     from tfanalyze.slo import summarise
 
-    outcome = ready.simulator().run(load_policy(study_policy(study), study["best_params"]), seed)
-    return {f"{study_policy(study)} (tuned)": {"outcome": outcome, "trace": ready.trace, "summary": summarise(ready.trace, outcome, ready.classes)}}
+    outcome = ready.simulator().run(study_policy(study), seed)
+    return {f"{study['tuned']['policy']} (tuned)": {"outcome": outcome, "trace": ready.trace, "summary": summarise(ready.trace, outcome, ready.classes)}}
 
 
-def _ceilings(ready: Setup, study: Mapping[str, Any] | None, seed: int, say: Progress) -> dict[str, Any]:
+def ceilings(
+    ready: Setup, study: Mapping[str, Any] | None, seed: int, progress: Progress | None = None
+) -> dict[str, Any]:
     """What three oracles would add to the policy that is shown last."""
     from dataclasses import replace
 
     from tfanalyze.replay.policies import load_policy
     from tfanalyze.slo import summarise
 
-    policy = load_policy(study_policy(study), study["best_params"]) if study else load_policy("tokenpilot", of_policy(ready.settings, "tokenpilot"))
+    policy = study_policy(study) if study else load_policy("tokenpilot", of_policy(ready.settings, "tokenpilot"))
     found = {}
     for k, (label, options) in enumerate(CEILINGS.items()):
-        say(0.5 + 0.15 * k, f"ceiling: {label}")
+        if progress is not None:
+            progress(0.5 + 0.15 * k, f"ceiling: {label}")
         oracle = replace(ready, options=replace(ready.options, series_bins=0, **options))
         found[label] = summarise(ready.trace, oracle.simulator().run(policy, seed), ready.classes)
     return found
