@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from tfanalyze.explain import explain as explain
     from tfanalyze.export import export as export
     from tfanalyze.frames import outcome_frame as outcome_frame
-    from tfanalyze.ingest import explain_file as explain_file
-    from tfanalyze.ingest import ingest_logs as ingest_logs
-    from tfanalyze.ingest import ingest_metrics as ingest_metrics
-    from tfanalyze.ingest import lint as lint
+    from tfanalyze.ingest.explain import explain_file as explain_file
+    from tfanalyze.ingest.lint import lint as lint
+    from tfanalyze.ingest.logs import ingest_logs as ingest_logs
+    from tfanalyze.ingest.metrics import ingest_metrics as ingest_metrics
     from tfanalyze.inspect import inspect as inspect
     from tfanalyze.models.fitting import fit as fit
     from tfanalyze.models.profile import Profile as Profile
@@ -60,8 +60,8 @@ _HOME = {
     "Config": "config", "Fleet": "config", "Options": "replay", "Outcome": "replay", "Pool": "config",
     "Profile": "models.profile", "Simulator": "replay", "SloClass": "config", "TfanalyzeError": "errors",
     "Trace": "trace", "Workspace": "workspace", "attained": "slo", "compare": "runs", "demo": "demo",
-    "doctor": "doctor", "explain": "explain", "explain_file": "ingest", "export": "export", "fit": "models.fitting",
-    "ingest_logs": "ingest", "ingest_metrics": "ingest", "inspect": "inspect", "lint": "ingest",
+    "doctor": "doctor", "explain": "explain", "explain_file": "ingest.explain", "export": "export", "fit": "models.fitting",
+    "ingest_logs": "ingest.logs", "ingest_metrics": "ingest.metrics", "inspect": "inspect", "lint": "ingest.lint",
     "load_config": "config", "load_policy": "replay.policies", "load_profile": "models.profile", "load_trace": "trace",
     "outcome_frame": "frames", "plan": "plan", "read_trace": "trace", "replay": "replay", "replay_run": "runs",
     "report": "report", "run_sql": "sql", "summarise": "slo", "synth": "synth", "tune": "tune", "validate": "models.validating",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,34 +21,10 @@ def render(command: str, result: Any) -> Any:
     """Renderables of a command's result."""
     if command in OWN:
         return OWN[command](result)
-    try:
-        terminal = importlib.import_module("tfanalyze.report.terminal")
-    except ImportError:
-        return plain(command, result)
+    from tfanalyze.report import terminal
+
     make = getattr(terminal, f"render_{command}", None)
     return make(result) if make is not None else plain(command, result)
-
-
-def ingest(result: Mapping[str, Any]) -> Any:
-    """One line a file, then what was rejected or mended, by reason."""
-    from rich.console import Group
-    from rich.table import Table
-
-    table = _table("file", "format", ">rows", ">taken", ">rejected", "times")
-    for one in result["files"]:
-        note = "read before: nothing to do" if one.get("already") else str(one.get("clock", ""))
-        table.add_row(_short(str(one["path"]), 30), str(one["format"]), f"{one['rows']:,}", f"{one['taken']:,}", f"{one['rejected']:,}", note)
-    parts: list[Any] = [table]
-    for key, title in (("reasons", "rejected"), ("repaired", "mended")):
-        found: dict[str, int] = {}
-        for one in result["files"]:
-            for name, n in (one.get(key) or {}).items():
-                found[name] = found.get(name, 0) + n
-        parts += [f"{title}: {n:,} {name}" for name, n in sorted(found.items(), key=lambda item: -item[1])]
-    parts += [f"not read: {_short(str(one['path']), 40)}: {one['why']}" for one in result.get("skipped", [])]
-    parts.append(f"workspace: {result['db']}")
-    assert isinstance(table, Table)
-    return Group(*parts)
 
 
 def demo(result: Mapping[str, Any]) -> Any:
@@ -73,26 +48,13 @@ def demo(result: Mapping[str, Any]) -> Any:
     )
 
 
-def sql(result: Mapping[str, Any]) -> Any:
-    """Rows as a table."""
-    table = _table(*result["columns"])
-    for row in result["rows"]:
-        table.add_row(*(_text(value) for value in row))
-    return table
-
-
-def report(result: Mapping[str, Any]) -> Any:
-    """Where the page is."""
-    return f"{result['path']} ({result['bytes'] / 1e6:.1f} MB): {', '.join(result['runs'])}"
-
-
 def synth(result: Mapping[str, Any]) -> Any:
     """What was made."""
     classes = ", ".join(f"{n} {name}" for name, n in result["classes"].items())
     return f"{result['path']}: {result['requests']} requests over {result['span_s']:.0f} s ({classes}), trace {result['trace_hash']}"
 
 
-OWN = {"ingest": ingest, "demo": demo, "sql": sql, "report": report, "synth": synth}
+OWN = {"demo": demo, "synth": synth}
 
 
 def _table(*heads: str) -> Any:
@@ -103,10 +65,6 @@ def _table(*heads: str) -> Any:
     for head in heads:
         table.add_column(head.lstrip(">"), justify="right" if head.startswith(">") else "left", overflow="fold")
     return table
-
-
-def _short(text: str, width: int) -> str:
-    return text if len(text) <= width else "..." + text[3 - width :]
 
 
 def _seconds(value: float | None) -> str:

@@ -104,8 +104,9 @@ def _block(block: Block, keys: dict[int, str]) -> str:
 
 def _figure(one: Figure, key: str) -> str:
     said = escape(f"{one.title}. {one.sentence}", quote=True)
+    full = ' class="full"' if one.wide else ""
     return (
-        f'<figure{" class=\"full\"" if one.wide else ""}><h3>{escape(one.title)}</h3>'
+        f'<figure{full}><h3>{escape(one.title)}</h3>'
         f'<p class="what">{escape(one.sentence)}</p>'
         f'<div class="plot" data-figure="{escape(key, quote=True)}" role="img" aria-label="{said}" '
         f'style="min-height:{one.height}px"></div>'
