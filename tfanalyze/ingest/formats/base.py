@@ -154,7 +154,7 @@ class Head:
     source: Source
     text: str
     rows: list[dict[str, Any]]  # JSON objects that the first lines hold, one a line
-    is_document: bool  # starts as JSON that does not end on its first line, or is one array or object
+    is_document: bool  # starts as JSON, but no whole object stands on a line of its own
     header: list[str]  # CSV column names, as written
 
     @property
@@ -180,7 +180,7 @@ def head_of(source: Source) -> Head:
             row = load_object(line)
             if row is not None:
                 rows.append(row)
-        is_document = not rows or (len(rows) == 1 and len([x for x in full if x.strip()]) == 1)
+        is_document = not rows
     first = stripped.split("\n", 1)[0].strip().removeprefix("sep=,").strip()
     header = [] if rows or stripped[:1] in ("{", "[", "#") else _header(first)
     return Head(source, text, rows, is_document, header)

@@ -26,7 +26,7 @@ GROUPS = {"successful": "ok", "errored": "error", "incomplete": "cancelled"}
 
 
 def sniff(head: Head) -> bool:
-    return head.is_document and '"benchmarks"' in head.text and (
+    return head.has("benchmarks") and (
         '"metadata"' in head.text or '"requests"' in head.text or '"args"' in head.text
     )
 

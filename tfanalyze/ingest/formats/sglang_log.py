@@ -30,6 +30,7 @@ FINISH = re.compile(r"Finish: obj=")
 RECEIVE = re.compile(r"Receive: obj=\w+\(rid='([^']{1,128})'")
 META = re.compile(r"'meta_info': (\{)")
 EVENT = re.compile(r'\{"timestamp": ?"[^"]+", ?"event": ?"request\.')
+Received = dict[str, tuple[int | None, int | None, str | None]]  # rid -> arrival, max_tokens, x-request-id
 PAIR = re.compile(r"([A-Za-z_ ]+)=([^,)]+)")
 MAX_NEW = re.compile(r"'max_new_tokens': (\d+)")
 
@@ -44,7 +45,7 @@ def sniff(head: Head) -> bool:
 def read(source: Source, ctx: Context) -> Iterator[Row]:
     clock = clock_for(source.path, source.text_head(), ctx.options.tz, ctx.options.year)
     instance = ctx.options.instance or stem(source.name)
-    received: dict[str, tuple[int | None, int | None]] = {}
+    received: Received = {}
     seen: set[int] = set()
     for number, raw in lines(source):
         text = ANSI.sub("", raw)
@@ -53,12 +54,12 @@ def read(source: Source, ctx: Context) -> Iterator[Row]:
             row.setdefault("instance", instance)
             seen.add(number)
             yield row
-    for rid, (time_us, limit) in received.items():
+    for rid, (time_us, limit, _) in received.items():
         yield {"line": 0, "request_id": rid, "arrival_us": time_us, "max_tokens": limit, "instance": instance}
     ctx.units |= {"arrival": f"epoch s, or log time in zone {ctx.options.tz}", "durations": "s and ms, by field"}
 
 
-def _line(text: str, number: int, clock: Clock, ctx: Context, received: dict[str, tuple[int | None, int | None]]) -> Row:
+def _line(text: str, number: int, clock: Clock, ctx: Context, received: Received) -> Row:
     stat = STATS.search(text)
     if stat:
         return {"line": number, **_stats(stat, clock.time_us(text[: stat.start()]))}
@@ -71,7 +72,7 @@ def _line(text: str, number: int, clock: Clock, ctx: Context, received: dict[str
     start = RECEIVE.search(text)
     if start:
         limit = MAX_NEW.search(text)
-        received[start[1]] = (clock.time_us(text[: start.start()]), int(limit[1]) if limit else None)
+        received[start[1]] = (clock.time_us(text[: start.start()]), int(limit[1]) if limit else None, None)
         return {}
     if FINISH.search(text):
         return _finish(text, number, clock, received)
@@ -102,13 +103,14 @@ def _ms(text: str | None) -> int | None:
     return us(text.removesuffix("ms"), "ms") if text and text.endswith("ms") else None
 
 
-def _event(event: dict[str, Any], number: int, ctx: Context, received: dict[str, tuple[int | None, int | None]]) -> Row:
+def _event(event: dict[str, Any], number: int, ctx: Context, received: Received) -> Row:
     name = str(event.get("event", "request.finished"))
     rid = text_of(event.get("rid")) or text_of(event.get("id")) or ""
     time_us = iso_us(event.get("timestamp"), ctx.options.tz)
     limit = whole(sub(event, "obj", "sampling_params", "max_new_tokens"))
+    corr = text_of(sub(event, "headers", "x-request-id"))
     if name.startswith("request.received"):
-        received[rid] = (time_us, limit)
+        received[rid] = (time_us, limit, corr)
         return {}
     if "request_parameters" in event:
         parameters = load_object(str(event["request_parameters"]))
@@ -117,20 +119,19 @@ def _event(event: dict[str, Any], number: int, ctx: Context, received: dict[str,
     meta = sub(event, "out", "meta_info")
     if not isinstance(meta, dict):
         return {"line": number, "bad": "malformed_record"}
-    begun, known = received.pop(rid, (None, None))
+    begun, known, other = received.pop(rid, (None, None, None))
     row = _meta(meta, begun)
     if row["arrival_us"] is None and time_us is not None and row["e2e_us"] is not None:
         row["arrival_us"] = time_us - row["e2e_us"]
-    corr = text_of(sub(event, "headers", "x-request-id"))
-    return {"line": number, "max_tokens": limit if limit is not None else known, "corr_id": corr, **row}
+    return {"line": number, "max_tokens": limit if limit is not None else known, "corr_id": corr or other, **row}
 
 
-def _finish(text: str, number: int, clock: Clock, received: dict[str, tuple[int | None, int | None]]) -> Row:
+def _finish(text: str, number: int, clock: Clock, received: Received) -> Row:
     found = META.search(text)
     meta = _literal(text, found.start(1)) if found else None
     if not isinstance(meta, dict):
         return {"line": number, "bad": "malformed_record"}
-    begun, limit = received.pop(str(meta.get("id")), (None, None))
+    begun, limit, _ = received.pop(str(meta.get("id")), (None, None, None))
     row = _meta(meta, begun)
     time_us = clock.time_us(text[:80])
     if row["arrival_us"] is None and time_us is not None and row["e2e_us"] is not None:
