@@ -195,11 +195,7 @@ def _holdout_table(ready: Setup, study: Mapping[str, Any], seed: int) -> tuple[d
 
     window = windows_of(float(ready.trace.arrival_s[0]), ready.trace.span_s, SHARES)["holdout"]
     simulator = replace(ready, options=replace(ready.options, series_bins=120)).simulator()
-    policies = {
-        "recorded": load_policy("recorded"),
-        "round_robin": load_policy("round_robin"),
-        f"{study['tuned']['policy']} (tuned)": load_policy(study["tuned"]["policy"], study["tuned"]["settings"]),
-    }
+    policies = {"recorded": load_policy("recorded"), "round_robin": load_policy("round_robin"), f"{POLICY} (tuned)": _tuned(study)}
     runs: dict[str, Any] = {}
     table: dict[str, Any] = {}
     measured = seen(ready.trace)
@@ -231,13 +227,20 @@ def summary_between(trace: Trace, outcome: Outcome | Any, classes: Sequence[SloC
     return summarise(take(trace, rows), replace(outcome, **columns), classes)
 
 
-def _export(ready: Setup, study: Mapping[str, Any], out: Path, db: Path) -> dict[str, Any]:
-    from tfanalyze.export import export
+def _tuned(study: Mapping[str, Any]) -> Any:
+    """What the study chose; its defaults where the study would rather keep the recorded routing."""
     from tfanalyze.replay.policies import load_policy
 
-    policy = load_policy(study["tuned"]["policy"], study["tuned"]["settings"])
+    if study["tuned"]["policy"] == POLICY:
+        return load_policy(POLICY, study["tuned"]["settings"])
+    return load_policy(POLICY)
+
+
+def _export(ready: Setup, study: Mapping[str, Any], out: Path, db: Path) -> dict[str, Any]:
+    from tfanalyze.export import export
+
     result = export(
-        "tokenfleet", policy, out=out, evidence=study, fleet=ready.fleet, classes=ready.classes, accept_model_error=True
+        "tokenfleet", _tuned(study), out=out, evidence=study, fleet=ready.fleet, classes=ready.classes, accept_model_error=True
     )
     kept: dict[str, Any] = finite(result)
     _keep(db, "export", "tokenfleet", kept)

@@ -31,18 +31,19 @@ def demo(result: Mapping[str, Any]) -> Any:
     """The comparison on the held-out window, the verdict, and where things are."""
     from rich.console import Group
 
-    table = _table("on the held-out window", ">goodput tok/s", ">attained", ">P50 TTFT", ">P95 TTFT", ">P95 TPOT", ">shed")
+    table = _table("policy", ">goodput", ">attained", ">TTFT P50", ">P95", ">TPOT P95", ">shed")
     for label, m in result["holdout"].items():
         ttft, tpot = m["ttft_s"], m["tpot_s"]
-        table.add_row(label, f"{m['goodput_tok_s']:.2f}", f"{m['attainment']:.1%}", _seconds(ttft["p50"]), _seconds(ttft["p95"]),
+        table.add_row(label, f"{m['goodput_tok_s']:.2f} tok/s", f"{m['attainment']:.1%}", _seconds(ttft["p50"]), _seconds(ttft["p95"]),
                       _seconds(tpot["p95"]), f"{m['shed_share']:.1%}")  # fmt: skip
     requests = next(iter(result["holdout"].values()))["requests"]
     error = "unknown" if result["model_error"] is None else f"{result['model_error']:.0%}"
     return Group(
-        f"6. compare: {requests} requests that neither fit nor tuning saw",
+        "",
+        f"6. compare: the held-out window, {requests} requests that neither fit nor tuning saw",
         table,
-        f"Simulated with a model whose held-out P95 TTFT error is {error}. Verdict of the tuning: {result['verdict']}.",
-        f"workspace: {result['db']}   (try: tfanalyze sql --db {result['db']} \"SELECT * FROM simulated LIMIT 5\")",
+        f"Verdict of the tuning: {result['verdict']}. Model error (held-out P95 TTFT): {error}.",
+        f"workspace: {result['db']}",
         f"config:    {result['config']}",
         f"report:    {result['report']}",
     )
