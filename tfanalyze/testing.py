@@ -128,8 +128,9 @@ class Decider:
                 a.view(np.recarray) if isinstance(a, np.ndarray) and a.dtype.names else a for a in arguments
             )
             arguments = tuple(_record(a) if isinstance(a, np.void) else a for a in arguments)
+        decision: Any = compile_policy(type(self.policy))  # type: ignore[arg-type]
         with np.errstate(all="ignore"):
-            return int(compile_policy(type(self.policy))(*arguments))
+            return int(decision(*arguments))
 
 
 def _plain(records: Any) -> Any:
@@ -169,7 +170,7 @@ def check_unpacking(policy_class: type) -> None:
     assert isinstance(tree, ast.FunctionDef)
     found = tuple(a.arg for a in tree.args.args)
     assert found == ARGUMENTS[kind], f"takes {found}, must take {ARGUMENTS[kind]}"
-    declared = [f.name for f in fields(policy_class)]  # type: ignore[arg-type]
+    declared = [f.name for f in fields(policy_class)]
     for name, index in _unpacked(tree):
         assert index < len(declared) and declared[index] == name, (
             f"params[{index}] is unpacked as {name!r}, the dataclass declares {declared[index : index + 1]}"
@@ -189,13 +190,11 @@ def _unpacked(tree: ast.FunctionDef) -> list[tuple[str, int]]:
         names = target.elts if isinstance(target, ast.Tuple) else [target]
         values = value.elts if isinstance(value, ast.Tuple) else [value]
         for name, item in zip(names, values, strict=False):
-            is_param = (
-                isinstance(item, ast.Subscript)
-                and isinstance(item.value, ast.Name)
-                and item.value.id == "params"
-            )
-            if is_param and isinstance(name, ast.Name) and isinstance(item.slice, ast.Constant):  # type: ignore[attr-defined]
-                pairs.append((name.id, int(item.slice.value)))  # type: ignore[attr-defined]
+            if not (isinstance(name, ast.Name) and isinstance(item, ast.Subscript)):
+                continue
+            source, index = item.value, item.slice
+            if isinstance(source, ast.Name) and source.id == "params" and isinstance(index, ast.Constant):
+                pairs.append((name.id, int(str(index.value))))
     return pairs
 
 
