@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sets import data_dir
 
 from tfanalyze.models.latency import COEFFICIENTS, Rows, bootstrap, predict, solve
-from tfanalyze.models.profile import Profile, StepTime, to_json
+from tfanalyze.models.profile import Profile, StepTime, to_json, with_coefficients
 
 OUT = Path(__file__).resolve().parents[2] / "tfanalyze" / "models" / "defaults"
 NAMES = ("c0_s", "c_prefill_step_s", "c_prefill_s", "c_attn_s", "c_seq_s", "c_kv_s")
@@ -56,7 +56,7 @@ def fit_rows(name: str, gpu: str, model: str, rows: Rows, kv_tokens: int, facts:
     low, high = np.quantile(draws, 0.05, axis=0), np.quantile(draws, 0.95, axis=0)
     value = dict.fromkeys(NAMES, 0.0) | fitted.coefficients
     return Profile(
-        name=name, gpu=gpu, model=model, step=replace(StepTime(c0_s=0.0), **{k: _short(v) for k, v in value.items()}),
+        name=name, gpu=gpu, model=model, step=with_coefficients(StepTime(c0_s=0.0), {k: _short(v) for k, v in value.items()}),
         request_s=REQUEST_S, kv_tokens=kv_tokens, block_size=16,
         low={k: _short(v) for k, v in zip(NAMES, low, strict=True)}, high={k: _short(v) for k, v in zip(NAMES, high, strict=True)},
         held_out={"step_p50": _short(float(np.median(error))), "step_p90": _short(float(np.quantile(error, 0.9)))},
@@ -151,7 +151,7 @@ def scaled(profile: Profile, name: str, gpu: str) -> Profile:
     weights_gb = 16.1  # 8.03 billion parameters in BF16
     kv_tokens = int((profile.kv_tokens or 0) * (0.9 * memory - weights_gb) / (0.9 * memory0 - weights_gb))
     return replace(
-        profile, name=name, gpu=gpu, step=replace(profile.step, **step), kv_tokens=kv_tokens,
+        profile, name=name, gpu=gpu, step=with_coefficients(profile.step, step), kv_tokens=kv_tokens,
         low={k: _short(v * 0.65) for k, v in step.items()}, high={k: _short(v * 1.35) for k, v in step.items()}, held_out={},
         facts={"source": f"scaled from {profile.name} by memory bandwidth and BF16 rate of the data sheets; not measured", "scaled_from": profile.name},
     )  # fmt: skip

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tfanalyze.models.profile import Profile, StepTime, default_names, from_json, load_profile, load_profiles, to_json
+from tfanalyze.models.profile import (
+    Profile,
+    StepTime,
+    default_names,
+    from_json,
+    load_profile,
+    load_profiles,
+    to_json,
+)
 
 __all__ = ["FitResult", "Profile", "StepTime", "default_names", "fit", "from_json", "load_profile", "load_profiles", "to_json", "validate"]
 

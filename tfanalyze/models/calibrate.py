@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfanalyze.config import DEFAULT_CLASSES, Fleet, SloClass
-from tfanalyze.models.profile import Profile
+from tfanalyze.models.profile import Profile, with_coefficients
 from tfanalyze.trace import F64, I64, Trace
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def moved(profiles: Mapping[str, Profile], names: list[tuple[str, int]], x: F64)
         profile, factor = out[key], float(np.exp(value))
         step = {f: getattr(profile.step, f) * factor for f in GROUPS[group] if hasattr(profile.step, f)}
         whole = {f: getattr(profile, f) * factor for f in GROUPS[group] if f.startswith("request")}
-        out[key] = replace(profile, step=replace(profile.step, **step), **whole)
+        out[key] = replace(profile, step=with_coefficients(profile.step, step), **whole)
     return out
 
 
@@ -174,7 +174,7 @@ def calibrate(
 
     Damped Gauss-Newton with differences of replays; a step is kept only if the loss falls. Deterministic.
     """
-    say = progress or (lambda share, what: None)
+    say = progress or quiet
     start = {key: _opened(profile) for key, profile in profiles.items()}
     names = [(key, g) for key in sorted(start) for g in range(len(GROUPS)) if _movable(start[key], g)]
     width = np.array([_prior_width(start[key], g) for key, g in names])
@@ -218,17 +218,17 @@ def calibrate(
 def _step(jacobian: F64, r: F64, x: F64, width: F64, damping: float) -> F64:
     prior = np.diag(1.0 / width**2 / 10.0)
     normal = jacobian.T @ jacobian + prior
-    return np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -(jacobian.T @ r + prior @ x))
+    return np.asarray(np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -(jacobian.T @ r + prior @ x)), np.float64)
 
 
 def _opened(profile: Profile) -> Profile:
     """A coefficient that the regression put at zero, but whose interval reaches above it, starts inside the interval."""
-    step = {}
+    step: dict[str, float] = {}
     for name, high in profile.high.items():
         if hasattr(profile.step, name) and getattr(profile.step, name) < high / 4.0:
             step[name] = high / 4.0
     request_s = max(profile.request_s, 1e-3)
-    return replace(profile, step=replace(profile.step, **step), request_s=request_s)
+    return replace(profile, step=with_coefficients(profile.step, step), request_s=request_s)
 
 
 def _movable(profile: Profile, group: int) -> bool:
@@ -288,12 +288,12 @@ def calibrate_fit(
     late = trace.arrival_s > np.quantile(trace.arrival_s, 0.7)
     early_rows, late_rows = np.flatnonzero(~late), np.flatnonzero(late)
     replayer = Replayer(trace, fleet, profiles, classes)
-    part = lambda low, high: lambda share, what: say(low + (high - low) * share, what)  # noqa: E731
-    trained = calibrate(replayer, profiles, target, early_rows, seed=seed, progress=part(0.4, 0.65))
+    trained = calibrate(replayer, profiles, target, early_rows, seed=seed, progress=_part(say, 0.4, 0.65))
     plain_error = quantile_errors(replayer.latencies(profiles), target, late_rows)
     held_out = quantile_errors(replayer.latencies(trained.profiles), target, late_rows)
     better = _score(held_out) <= _score(plain_error)
-    final = calibrate(replayer, profiles, target, np.arange(len(trace)), draws=len(next(iter(ensemble.values()), [])), seed=seed, progress=part(0.65, 0.98))
+    draws = len(next(iter(ensemble.values()), []))
+    final = calibrate(replayer, profiles, target, np.arange(len(trace)), draws=draws, seed=seed, progress=_part(say, 0.65, 0.98))
     report["calibration"] = {
         "done": True, "kept": better, "replays": final.replays, "loss_before": final.loss_before, "loss_after": final.loss_after,
         "held_out_regression": plain_error, "held_out_calibrated": held_out,
@@ -307,6 +307,19 @@ def calibrate_fit(
         {key: _with_intervals(p, [s[key] for s in sampled], held_out) for key, p in final.profiles.items()},
         {key: [s[key] for s in sampled] or ensemble[key] for key in profiles},
     )
+
+
+def quiet(share: float, what: str) -> None:
+    """Progress that nobody looks at."""
+
+
+def _part(say: Progress, low: float, high: float) -> Progress:
+    """The progress of one part of a longer work."""
+
+    def part(share: float, what: str) -> None:
+        say(low + (high - low) * share, what)
+
+    return part
 
 
 def quantile_errors(mine: Seen, theirs: Seen, rows: I64) -> dict[str, float]:

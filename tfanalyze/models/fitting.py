@@ -12,10 +12,22 @@ import numpy as np
 from tfanalyze.config import Fleet, Pool
 from tfanalyze.errors import ProfileError
 from tfanalyze.models import health, kv
-from tfanalyze.models.latency import COEFFICIENTS, FORMS, Regression, Rows, blocks_of, bootstrap, choose_form
-from tfanalyze.models.latency import identifiability, predict, rows_from_log, solve
+from tfanalyze.models.calibrate import quiet
+from tfanalyze.models.latency import (
+    COEFFICIENTS,
+    FORMS,
+    Regression,
+    Rows,
+    blocks_of,
+    bootstrap,
+    choose_form,
+    identifiability,
+    predict,
+    rows_from_log,
+    solve,
+)
 from tfanalyze.models.observe import Observations, infer_fleet, observe, open_for_reading
-from tfanalyze.models.profile import Profile, StepTime, coefficients
+from tfanalyze.models.profile import Profile, StepTime, coefficients, with_coefficients
 from tfanalyze.trace import F64
 
 if TYPE_CHECKING:
@@ -52,7 +64,7 @@ def fit(
 
     Errors: WorkspaceError when there is nothing to fit; ProfileError when a pool has fewer than 20 timed requests.
     """
-    say = progress or (lambda share, what: None)
+    say = progress or quiet
     with open_for_reading(db) as workspace:
         say(0.0, "reading requests")
         seen = observe(workspace, fleet)
@@ -98,7 +110,7 @@ def _groups(seen: Observations, fleet: Fleet) -> dict[str, tuple[Pool, list[int]
     from tfanalyze.replay.fleet import instance_names, pool_of
 
     names, pools = instance_names(fleet), pool_of(fleet)
-    by_name = {name: pool for name, pool in zip(names, pools, strict=True)}
+    by_name = dict(zip(names, pools, strict=True))
     if not all(name in by_name for name in seen.log.instances):
         order = _fleet_order(seen, fleet)
         by_name = {name: pools[order[i]] for i, name in enumerate(seen.log.instances)}
@@ -143,7 +155,10 @@ def _fit_pool(
     sample = bootstrap(rows, names, count=draws, seed=seed)
     low, high = np.quantile(sample, 0.05, axis=0), np.quantile(sample, 0.95, axis=0)
     overhead = float(seen.facts.get("overhead_s", 0.0))
-    make = lambda values: _profile(values, key, pool, seen, overhead)  # noqa: E731
+
+    def make(values: dict[str, float]) -> Profile:
+        return _profile(values, key, pool, seen, overhead)
+
     profile = replace(
         make(fitted.coefficients),
         low={name: float(value) for name, value in zip(names, low, strict=True)},
@@ -169,7 +184,7 @@ def _fit_pool(
 def _profile(values: dict[str, float], key: str, pool: Pool, seen: Observations, overhead_s: float) -> Profile:
     step = {name: float(values[name]) for name in COEFFICIENTS if name in values and name != "request_s"}
     return Profile(
-        name=key, step=replace(StepTime(c0_s=0.0), **step), request_s=float(values.get("request_s", 0.0)) or overhead_s,
+        name=key, step=with_coefficients(StepTime(c0_s=0.0), step), request_s=float(values.get("request_s", 0.0)) or overhead_s,
         gpu=pool.gpu, model=pool.model, kv_tokens=pool.engine.kv_tokens, block_size=pool.engine.block_size,
     )  # fmt: skip
 
@@ -179,7 +194,7 @@ def _reason(form: str, forms: list[dict[str, Any]]) -> str:
     best = min(error, key=lambda name: error[name])
     if best == form:
         return f"least held-out error over time blocks ({error[form]:.1%})"
-    return f"held-out error {error[form]:.1%}; '{best}' has {error[best]:.1%}, not one point better for its extra coefficients"
+    return f"held-out error {error[form]:.1%}; '{best}' has {error[best]:.1%}, too little better to pay for its extra coefficients"
 
 
 def _regression_error(rows: Rows, names: tuple[str, ...]) -> dict[str, float]:

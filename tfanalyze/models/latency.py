@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tfanalyze.models.profile import StepTime
+from tfanalyze.models.profile import StepTime, with_coefficients
 from tfanalyze.models.timeline import RequestLog, build, with_starts
 from tfanalyze.trace import F64, I64
 
@@ -29,7 +29,7 @@ FORMS: dict[str, tuple[str, ...]] = {  # simplest first; chosen by held-out erro
     ),  # fmt: skip
 }
 HUBER = 1.345  # residual scale at which a row starts to lose weight (95 % efficiency on Gaussian errors)
-PARSIMONY = 0.01  # a longer form must lower the held-out relative error by this much
+PARSIMONY = 0.02  # a longer form must lower the held-out error by this share of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Regression:
 
     def step(self) -> StepTime:
         names = [name for name in COEFFICIENTS[:N_STEP] if name in self.coefficients]
-        return replace(StepTime(c0_s=0.0), **{name: self.coefficients[name] for name in names})
+        return with_coefficients(StepTime(c0_s=0.0), {name: self.coefficients[name] for name in names})
 
 
 def solve(rows: Rows, names: tuple[str, ...], weights: F64 | None = None, rounds: int = 15) -> Regression:
@@ -165,7 +165,7 @@ def choose_form(rows: Rows, count: int = 6) -> tuple[Regression, list[dict[str, 
         error = float(np.mean(errors))
         table.append({"form": name, "coefficients": list(names), "held_out_relative_error": error})
         kept = next((row for row in table if row["form"] == best), None)
-        if kept is None or error < kept["held_out_relative_error"] - PARSIMONY:
+        if kept is None or error < kept["held_out_relative_error"] * (1.0 - PARSIMONY) - 1e-4:
             best = name
     chosen = solve(rows, FORMS[best])
     return replace(chosen, form=best), table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,12 @@ class StepTime:
     c_kv_s: float = 0.0
     c_kv2_s: float = 0.0
     form: str = "sum"  # sum | max
+
+
+def with_coefficients(step: StepTime, values: Mapping[str, float]) -> StepTime:
+    """The step time with the named coefficients in place of its own."""
+    changes: dict[str, Any] = dict(values)
+    return replace(step, **changes)
 
 
 @dataclass(frozen=True, slots=True)

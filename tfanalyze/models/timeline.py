@@ -8,6 +8,7 @@ tokens and their attention positions, decoded tokens and the KV they read.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -127,7 +128,7 @@ def _build_one(log: RequestLog, chunk_tokens: int) -> Timeline:
         rate * decoding,
         rate * context,
     ]
-    return Timeline(times, np.stack([_integral(column, gaps) for column in work]))
+    return Timeline(times, np.stack([_integral(np.asarray(column, np.float64), gaps) for column in work]))
 
 
 def _pace(log: RequestLog, times: F64, is_prefill: npt.NDArray[np.bool_], chunk_rate: F64, decode: F64, decoding: F64) -> F64:
@@ -156,7 +157,7 @@ def _counts(times: F64, start: F64, end: F64, weight: F64 | npt.NDArray[np.bool_
     return np.maximum(np.cumsum(delta)[: len(times) - 1], 0.0)
 
 
-def _integral(rate: F64, gaps: F64) -> F64:
+def _integral(rate: F64, gaps: npt.NDArray[np.floating[Any]]) -> F64:
     return np.concatenate([[0.0], np.cumsum(rate * gaps)])
 
 

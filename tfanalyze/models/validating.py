@@ -11,7 +11,7 @@ import numpy as np
 
 from tfanalyze.config import DEFAULT_CLASSES, Fleet, SloClass
 from tfanalyze.errors import WorkspaceError
-from tfanalyze.models.calibrate import Replayer, observed, simulated
+from tfanalyze.models.calibrate import Replayer, observed, quiet, simulated
 from tfanalyze.models.observe import infer_fleet, observe, open_for_reading
 from tfanalyze.models.profile import Profile
 from tfanalyze.trace import F64, I8, I32, Trace
@@ -78,7 +78,7 @@ def validate(
     """
     from tfanalyze.trace import load_trace
 
-    say = progress or (lambda share, what: None)
+    say = progress or quiet
     with open_for_reading(db) as workspace:
         say(0.0, "reading requests")
         seen = observe(workspace, fleet)

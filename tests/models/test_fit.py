@@ -1,0 +1,105 @@
+"""fit and validate on logs of a known truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.models import truth
+from tfanalyze.config import DEFAULT_CLASSES
+from tfanalyze.errors import ProfileError, WorkspaceError
+from tfanalyze.models import fit, validate
+from tfanalyze.models.calibrate import Replayer, calibrate, observed, simulated
+from tfanalyze.trace import load_trace
+from tfanalyze.workspace import Workspace
+
+
+@pytest.fixture(scope="module")
+def log() -> Workspace:
+    return truth.made()
+
+
+def test_the_truth_is_recovered_within_its_intervals(log: Workspace) -> None:
+    profile = fit(log, fleet=truth.fleet(), draws=60).profiles["pool"]
+    assert profile.step.c0_s == pytest.approx(truth.TRUE.c0_s, rel=0.15)
+    assert profile.step.c_prefill_s == pytest.approx(truth.TRUE.c_prefill_s, rel=0.2)
+    inside = [
+        profile.low[name] * 0.95 <= getattr(truth.TRUE, name) <= profile.high[name] * 1.05
+        for name in ("c0_s", "c_prefill_s", "c_seq_s", "c_kv_s")
+        if name in profile.low
+    ]
+    assert sum(inside) >= 3
+    assert abs(profile.held_out["ttft_s_p50"]) < 0.05
+    assert abs(profile.held_out["e2e_s_p95"]) < 0.05
+
+
+def test_a_fit_predicts_a_load_that_it_never_saw(log: Workspace) -> None:
+    result = fit(log, fleet=truth.fleet(), draws=10)
+    busy = truth.made(rate=4.5, seed=9)
+    got = validate(busy, result.profiles, fleet=truth.fleet(), max_error=0.15)
+    assert got["held_out"]
+    assert got["ok"], got["errors"]
+    assert set(got["errors"]) >= {"ttft_s", "tpot_s", "e2e_s", "output_tok_s", "goodput_tok_s", "prefix_hit_share"}
+    assert set(got["observed"]["ttft_s"]) == {"p50", "p95", "p99"}
+
+
+def test_the_true_profile_has_no_error_on_a_noiseless_log() -> None:
+    clean = truth.made(n=200, noise=0.0)
+    got = validate(clean, truth.PROFILE, fleet=truth.fleet())
+    assert got["worst_error"]["value"] < 1e-3
+
+
+def test_a_wrong_profile_fails_the_gate(log: Workspace) -> None:
+    got = validate(log, truth.slower(truth.PROFILE, 1.5), fleet=truth.fleet(), max_error=0.1)
+    assert not got["ok"]
+    assert got["errors"]["tpot_s"]["p50"] > 0.3
+
+
+def test_calibration_undoes_a_wrong_start_and_repeats_exactly(log: Workspace) -> None:
+    trace = load_trace(log, classes=DEFAULT_CLASSES)
+    wrong = {"pool": truth.slower(truth.PROFILE, 1.4)}
+    runs = []
+    for _ in range(2):
+        replayer = Replayer(trace, truth.fleet(), wrong, DEFAULT_CLASSES)
+        runs.append(calibrate(replayer, wrong, observed(trace), np.arange(len(trace)), draws=5))
+    assert runs[0].loss_after < 0.2 * runs[0].loss_before
+    assert runs[0].profiles == runs[1].profiles
+    assert (runs[0].draws == runs[1].draws).all()
+    tpot = simulated(trace, Replayer(trace, truth.fleet(), wrong, DEFAULT_CLASSES)(runs[0].profiles)).tpot_s
+    assert np.nanmedian(tpot) == pytest.approx(np.nanmedian(observed(trace).tpot_s), rel=0.03)
+
+
+def test_a_fit_without_a_fleet_says_what_it_assumed(log: Workspace) -> None:
+    result = fit(log, calibrate=False, draws=5)
+    text = " ".join(result.report["assumed"])
+    assert "kv_tokens" in text
+    assert "max_num_seqs" in text
+    assert result.fleet.n_instances == 1
+
+
+def test_instances_of_an_inferred_fleet_are_those_of_the_log() -> None:
+    two = truth.made(n=200, rate=6.0, instances=2)
+    result = fit(two, draws=5)
+    assert result.fleet.n_instances == 2
+    assert list(result.profiles) == ["pool"]
+
+
+def test_a_profile_outside_its_regime_is_not_trusted(log: Workspace) -> None:
+    result = fit(log, fleet=truth.fleet(), draws=5, calibrate=False)
+    narrow = replace(result.profiles["pool"], trusted={"input_tokens": (10.0, 200.0)})
+    got = validate(log, narrow, fleet=truth.fleet())
+    assert not got["trusted_regime"]
+    assert "input_tokens" in got["regime"]["text"]
+
+
+def test_too_little_to_fit_is_said_in_one_line() -> None:
+    with pytest.raises(WorkspaceError, match="no requests"):
+        fit(Workspace.open(":memory:"))
+    with pytest.raises(ProfileError, match="needs 20"):
+        fit(truth.made(n=10))
+    untimed = truth.made(n=30)
+    untimed.con.execute("UPDATE requests SET ttft_us = NULL")
+    with pytest.raises(WorkspaceError, match="time to first token"):
+        fit(untimed)

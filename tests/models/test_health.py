@@ -1,0 +1,69 @@
+"""Health: what is wrong is found and named, what is right is not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.models import truth
+from tests.models.test_latency import steps
+from tfanalyze.models import fit
+from tfanalyze.models.health import coverage, residual_health
+from tfanalyze.models.kv import capacity_from_metrics, counter_growth, pressure
+from tfanalyze.models.observe import observe
+from tfanalyze.workspace import Workspace
+
+ORIGIN = 1_700_000_000_000_000
+
+
+def metric(workspace: Workspace, name: str, values: list[float], instance: str = "pool", labels: str = "MAP {}") -> None:
+    for i, value in enumerate(values):
+        workspace.con.execute(f"INSERT INTO metrics(ts_us, instance, name, labels, value) VALUES (?, ?, ?, {labels}, ?)", [ORIGIN + i * 1_000_000, instance, name, value])
+
+
+def test_a_steady_run_is_healthy_and_a_slowdown_is_found_with_its_time() -> None:
+    rows = steps(n=800, noise=0.05)
+    rng = np.random.default_rng(1)
+    residuals = rng.normal(0, 0.03, len(rows))
+    assert residual_health(rows, residuals, ("a",)) == []
+    slowed = residuals - np.where(rows.at_s > 500, 0.3, 0.0)
+    kinds = {f["kind"]: f for f in residual_health(rows, slowed, ("a",))}
+    assert set(kinds) == {"drift", "change_point"}
+    assert 450 < kinds["change_point"]["time_s"] < 550
+    assert "slower" in kinds["change_point"]["text"]
+
+
+def test_the_slow_instance_is_named() -> None:
+    rows = steps(n=600, noise=0.05)
+    rows.instance[::3] = 1
+    rows.instance[1::3] = 2
+    residuals = np.random.default_rng(1).normal(0, 0.02, 600) - np.where(rows.instance == 2, 0.25, 0.0)
+    (found,) = [f for f in residual_health(rows, residuals, ("a", "b", "c")) if f["kind"] == "outlier_instance"]
+    assert found["instance"] == "c"
+    assert "slower" in found["text"]
+
+
+def test_a_second_client_shows_in_the_counters() -> None:
+    workspace = truth.made(n=100)
+    log = observe(workspace).log
+    total = float(log.output_tokens.sum())
+    metric(workspace, "generation_tokens_total", [0.0, total / 2, total])
+    assert coverage(workspace, log) == []
+    workspace.con.execute("DELETE FROM metrics")
+    metric(workspace, "generation_tokens_total", [0.0, total, 1.9 * total])
+    (found,) = coverage(workspace, log)
+    assert "another client" in found["text"]
+    assert fit(workspace, calibrate=False, draws=5).report["health"]
+
+
+def test_counters_survive_a_restart() -> None:
+    workspace = Workspace.open(":memory:")
+    metric(workspace, "preemptions_total", [5.0, 9.0, 2.0, 4.0])
+    assert counter_growth(workspace, "preemptions_total") == {"pool": 8.0}
+    assert pressure(workspace)["preemptions"] == 8
+
+
+def test_capacity_is_read_from_the_engines_own_words() -> None:
+    workspace = Workspace.open(":memory:")
+    assert capacity_from_metrics(workspace) == (None, None)
+    metric(workspace, "kv_config", [1.0], labels="MAP {'num_gpu_blocks': '2588', 'block_size': '16'}")
+    assert capacity_from_metrics(workspace) == (41_408, 16)
