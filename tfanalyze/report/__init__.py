@@ -131,19 +131,33 @@ def _reproduce(bundle: Mapping[str, Any]) -> list[Any]:
 
     meta = dict(bundle.get("meta") or {})
     command = meta.pop("command", None)
-    facts = {words(str(key)): pretty(str(key), value) for key, value in meta.items()}
-    for label, one in (bundle.get("runs") or {}).items():
-        for part in ("policy", "outcome_hash", "trace_hash", "profile_hash", "seed"):
-            value = getattr(one["outcome"], part, None)
-            if value is not None:
-                facts[f"{label}: {words(part)}"] = pretty(part, value)
+    runs = {label: one["outcome"] for label, one in (bundle.get("runs") or {}).items()}
+    for key in ("trace_hash", "profile_hash", "seed"):
+        meta |= {key: value for value in {getattr(one, key, None) for one in runs.values()} if value is not None}
+    facts = tuple((words(str(key)), pretty(str(key), value)) for key, value in meta.items())
     blocks: list[Any] = []
     if command:
         lines: Sequence[str] = [command] if isinstance(command, str) else list(command)
         blocks.append(Lines(tuple(str(one) for one in lines), code=True))
     blocks.append(Note("The same inputs and seed give the same bytes: these hashes say what they were."))
-    blocks.append(Table(("what", ""), tuple(facts.items())) if facts else Note("No hashes were handed over.", missing=True))
+    blocks.append(Table(("", ""), facts) if facts else Note("No hashes were handed over.", missing=True))
+    if runs:
+        rows = tuple((label, str(one.outcome_hash), _policy(one.policy)) for label, one in runs.items())
+        blocks.append(Table(("run", "outcome hash", "policy and settings"), rows, "Runs"))
     return blocks
+
+
+def _policy(found: Mapping[str, Any]) -> str:
+    """A policy's parts and their settings on one line."""
+    from tfanalyze.report.numbers import digits
+
+    parts = []
+    for one in found.values():
+        if isinstance(one, Mapping) and one.get("name"):
+            settings = one.get("params") or one.get("settings") or {}
+            shown = ", ".join(f"{k} {digits(v, 4) if isinstance(v, (int, float)) else v}" for k, v in settings.items())
+            parts.append(f"{one['name']} ({shown})" if shown else str(one["name"]))
+    return "; ".join(parts)
 
 
 def _assumed(bundle: Mapping[str, Any]) -> list[Any]:

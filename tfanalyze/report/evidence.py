@@ -9,7 +9,7 @@ import numpy as np
 
 from tfanalyze.report import numbers
 from tfanalyze.report.columns import Run
-from tfanalyze.report.figures import Figure, Line, Spec, Table, axis, bar, figure, level, line
+from tfanalyze.report.figures import Figure, Line, Spec, Table, amounts, axis, bar, figure, level, line
 from tfanalyze.report.runs import attainment, goodput_tok_s
 from tfanalyze.report.section import Block, Card, Cards, Heading, Lines, Note
 
@@ -169,7 +169,7 @@ def importance(tune: Mapping[str, Any]) -> Figure | None:
     names, values = [name for name, _ in ranked], [100 * value for _, value in ranked]
     data = [bar("importance", names, values, "@0", across=True, text=[f"{value:.0f} %" for value in values])]
     sentence = f"Share of the differences between trials that each knob explains; {names[0]} matters most. Knobs near zero stay at their present values."
-    layout: Spec = {"xaxis": axis("% of the variation", rangemode="tozero"), "yaxis": axis("", autorange="reversed", automargin=True), "showlegend": False}
+    layout: Spec = {"xaxis": amounts("% of the variation", values), "yaxis": axis("", autorange="reversed", automargin=True), "showlegend": False}
     rows = tuple((name, f"{value:.1f} %") for name, value in zip(names, values, strict=True))
     return figure("importance", "Which knobs matter", sentence, data, layout, Table(("knob", "share"), rows), height=110 + 26 * len(names))
 
@@ -178,9 +178,10 @@ def pareto(tune: Mapping[str, Any]) -> Figure | None:
     """Trials of a study with two objectives, and those that no other beats in both."""
     found = tune.get("pareto")
     points = found.get("front", found.get("points")) if isinstance(found, Mapping) else found
-    names = list((found.get("objectives") if isinstance(found, Mapping) else None) or tune.get("objectives") or ("first objective", "second objective"))
     if not points or len(_pair(points[0])) < 2:
         return None
+    values = points[0].get("values") if isinstance(points[0], Mapping) else None
+    names = [str(name) for name in values] if isinstance(values, Mapping) else ["first objective", "second objective"]
     pairs = sorted(_pair(one)[:2] for one in points)[:MAX_POINTS]
     x, y = [a for a, _ in pairs], [b for _, b in pairs]
     data: list[Spec] = [{
@@ -215,7 +216,7 @@ def rivals(tune: Mapping[str, Any]) -> Figure | None:
                 text=[numbers.count(value) for _, value in ranked])]  # fmt: skip
     data[0]["marker"]["color"] = colors
     sentence = f"Effective tokens a second on the holdout, the same requests for all; {ranked[0][0]} comes out first."
-    layout: Spec = {"xaxis": axis("tokens/s", rangemode="tozero"), "yaxis": axis("", autorange="reversed", automargin=True), "showlegend": False}
+    layout: Spec = {"xaxis": amounts("tokens/s", [value for _, value in ranked]), "yaxis": axis("", autorange="reversed", automargin=True), "showlegend": False}
     rows = tuple((name, numbers.rate(value)) for name, value in ranked)
     return figure("rivals", "Against other policies", sentence, data, layout, Table(("policy", "goodput"), rows), height=110 + 28 * len(ranked))
 
@@ -233,7 +234,7 @@ def _extra(tune: Mapping[str, Any]) -> Table | None:
     """What else the study reports, as it is."""
     rows = [(numbers.words(key), numbers.pretty(key, value)) for key, value in tune.items()
             if key not in KNOWN and not isinstance(value, (dict, list, tuple)) and value is not None]  # fmt: skip
-    return Table(("about the study", ""), tuple(rows), "The study") if rows else None
+    return Table(("", ""), tuple(rows), "The study") if rows else None
 
 
 def canary(tune: Mapping[str, Any]) -> Table | None:
@@ -241,7 +242,7 @@ def canary(tune: Mapping[str, Any]) -> Table | None:
     if not isinstance(plan, Mapping):
         return None
     rows = tuple((numbers.words(str(key)), numbers.pretty(str(key), value)) for key, value in plan.items())
-    return Table(("canary", ""), rows, "Canary plan", "Try it on a part of the traffic first; roll back when the metric says so.")
+    return Table(("", ""), rows, "Canary plan", "Try it on a part of the traffic first; roll back when the metric says so.")
 
 
 # ceilings, export -------------------------------------------------------------------------------------------------
@@ -254,15 +255,16 @@ def ceilings(runs: Sequence[Run], found: Mapping[str, Any] | None) -> Figure | N
     values = {run.label: goodput_tok_s(run) for run in runs if run.simulated}
     own = set(values)
     values |= {str(name): _number(one) for name, one in found.items()}
-    offered = next((float(run.summary["offered_tok_s"]) for run in runs if "offered_tok_s" in run.summary), None)
+    offered = next((float(run.summary["offered_output_tokens"]) / float(run.summary["window_s"]) for run in runs if run.summary.get("window_s")), None)
     names = list(values)
     data = [bar("goodput", names, [values[name] for name in names], "@0", across=True, text=[numbers.count(values[name]) for name in names])]
     data[0]["marker"]["color"] = ["@0" if name in own else "@2" for name in names]
     top = max(values, key=lambda name: values[name])
     best = max((values[name] for name in own), default=float("nan"))
     room = numbers.signed_pct(100 * (values[top] / best - 1)) if best > 0 else numbers.NONE
-    sentence = f"What the same policy could reach if something were free: {top} would add {room} to the best run. Small distances mean that this knob is not worth work."
-    layout: Spec = {"xaxis": axis("tokens/s", rangemode="tozero"), "yaxis": axis("", autorange="reversed", automargin=True), "showlegend": False}
+    told = "none of them would beat the best run" if top in own else f"{top} would add {room} to the best run"
+    sentence = f"What the same policy could reach if something were free or known: {told}. Where the distance is small, work on it is not worth much."
+    layout: Spec = {"xaxis": amounts("tokens/s", [*values.values(), offered or 0.0]), "yaxis": axis("", autorange="reversed", automargin=True), "showlegend": False}
     if offered:
         shape, note = level(offered, "offered", upright=True)
         layout |= {"shapes": [shape], "annotations": [{**note, "x": offered}]}
@@ -278,7 +280,7 @@ def exported(found: Mapping[str, Any] | None) -> list[Block | None]:
     plain = {key: value for key, value in found.items() if isinstance(value, (str, int, float, bool))}
     diff = plain.pop("diff", None)
     if plain:
-        blocks.append(Table(("export", ""), tuple((numbers.words(str(key)), numbers.pretty(str(key), value)) for key, value in plain.items())))
+        blocks.append(Table(("", ""), tuple((numbers.words(str(key)), numbers.pretty(str(key), value)) for key, value in plain.items())))
     for key, value in found.items():
         if isinstance(value, (list, tuple)) and value:
             blocks.append(Lines(tuple(f"{numbers.words(str(key))}: {numbers.pretty(str(key), one)}" for one in value)))

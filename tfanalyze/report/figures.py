@@ -82,9 +82,9 @@ def bar(label: str, x: Sequence[Any], y: Sequence[Any], color: str, *, text: Seq
         "hovertemplate": f"{name}: {value}<extra>{label}</extra>",
     }  # fmt: skip
     if pattern:
-        spec["marker"]["pattern"] = {"shape": pattern, "fgopacity": 0.5, "size": 6}
+        spec["marker"]["pattern"] = {"shape": pattern, "fillmode": "overlay", "fgcolor": "@panel", "fgopacity": 0.45, "size": 7, "solidity": 0.25}
     if text:
-        spec |= {"text": list(text), "textposition": "auto", "cliponaxis": False}
+        spec |= {"text": list(text), "textposition": "outside" if across else "none", "cliponaxis": False}
         spec["hovertemplate"] = f"{name}: %{{text}}<extra>{label}</extra>"
     if error:
         spec["error_x" if across else "error_y"] = error
@@ -120,9 +120,14 @@ def axis(title: str, **more: Any) -> Spec:
     return {"title": {"text": title}, **more}
 
 
+def amounts(title: str, values: Sequence[float]) -> Spec:
+    """An axis from zero that leaves room for what is printed at the ends of lying bars."""
+    known = [value for value in values if math.isfinite(value)]
+    return {"title": {"text": title}, "range": [0, 1.18 * max(known, default=1.0) or 1.0]}
+
+
 def log_axis(title: str, **more: Any) -> Spec:
-    """A log axis with ticks at 1, 2, 5 and readable numbers."""
-    return {"title": {"text": title}, "type": "log", "dtick": "D2" if more.pop("fine", False) else 1, **more}
+    return {"title": {"text": title}, "type": "log", **more}
 
 
 def plain(values: npt.NDArray[Any] | Sequence[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from tfanalyze.report import numbers
 from tfanalyze.report.columns import Run
 from tfanalyze.report.figures import Figure, Line, Spec, Table, axis, bar, figure, heat, line, time_unit
 from tfanalyze.report.reduce import MAX_BINS, grouped, occupancy, thinned
-from tfanalyze.report.runs import color_of
+from tfanalyze.report.runs import color_of, pattern_of
 from tfanalyze.trace import F64
 
 HEAT_BINS = 120
@@ -112,7 +112,7 @@ def prefix_hits(runs: Sequence[Run]) -> Figure | None:
         told.append(f"{run.label} {numbers.share(shares[-1])}")
         text = ["" if np.isnan(value) else f"{100 * value:.0f} %" for value in shares]
         data.append(bar(run.label, names, [100 * value for value in shares], color_of(runs, k), text=text,
-                        pattern=("", "/", ".", "x", "-", "\\", "+")[k % 7]))  # fmt: skip
+                        pattern=pattern_of(runs, k)))  # fmt: skip
         rows.append((run.label, *(numbers.share(value) for value in shares)))
     sentence = f"Prompt tokens that needed no prefill because their prefix was cached: {', '.join(told)}. Higher saves prefill time."
     layout: Spec = {"barmode": "group", "yaxis": axis("% of prompt tokens", rangemode="tozero"), "bargap": 0.25}
@@ -137,7 +137,7 @@ def busy(runs: Sequence[Run]) -> Figure | None:
         shares = run.busy_s / max(span, 1e-9)
         told.append(f"{run.label} {numbers.share(float(shares.mean()))}")
         data.append(bar(run.label, run.instances, (100 * shares).tolist(), color_of(runs, k), text=[f"{100 * v:.0f} %" for v in shares],
-                        pattern=("", "/", ".", "x", "-", "\\", "+")[k % 7]))  # fmt: skip
+                        pattern=pattern_of(runs, k)))  # fmt: skip
         rows += [(run.label, run.instances[n], numbers.share(float(value))) for n, value in enumerate(shares)]
     sentence = f"Share of the run in which each instance was computing, on average: {', '.join(told)}. The same work in less time leaves room for more."
     layout: Spec = {"barmode": "group", "yaxis": axis("% of the time", rangemode="tozero"), "xaxis": {"automargin": True, "type": "category"}}

@@ -11,7 +11,7 @@ from tfanalyze.report.figures import axis as plain_axis
 from tfanalyze.report.section import Block, Heading, Lines, Note
 
 MEASURES = ("ttft_s", "tpot_s", "e2e_s")
-RATES = ("output_tok_s", "goodput_tok_s", "prefix_hit_share", "attainment")
+RATES = ("capacity_tok_s", "output_tok_s", "goodput_tok_s", "prefix_hit_share", "attainment")
 
 
 def model(fit: Mapping[str, Any] | None, validate: Mapping[str, Any] | None) -> list[Block | None]:
@@ -83,6 +83,8 @@ def error_table(observed: Mapping[str, Any], predicted: Mapping[str, Any], error
         if observed.get(key) is not None or predicted.get(key) is not None:
             error = errors.get(key)
             shown = numbers.NONE if error is None else numbers.signed_pct(100 * float(error))
+            if key in ("prefix_hit_share", "attainment"):
+                shown = shown.replace("%", "points")
             rows.append((numbers.words(key), numbers.pretty(key, observed.get(key)), numbers.pretty(key, predicted.get(key)), shown))
     return Table(("whole run", "observed", "predicted", "error"), tuple(rows), "Throughput and hits") if rows else None
 
@@ -108,14 +110,19 @@ def fitted(fit: Mapping[str, Any] | None) -> list[Block | None]:
         if isinstance(one, Mapping):
             blocks.append(coefficients(str(name), one.get("coefficients")))
             if one.get("held_out"):
-                blocks.append(table_of("held_out", one["held_out"], "Error on data held out of the fit"))
+                blocks.append(_held_out(one["held_out"]))
     for key in ("identifiability", "health", "warnings", "notes", "statements"):
         found = fit.get(key)
         if isinstance(found, Mapping):
             blocks.append(table_of(key, found))
         elif found:
-            blocks.append(Lines(tuple(one if isinstance(one, str) else numbers.pretty(key, one) for one in ([found] if isinstance(found, str) else found))))
+            blocks.append(Lines(tuple(numbers.sentence(one) for one in ([found] if isinstance(found, str) else found))))
     return [block for block in blocks if block is not None] or [table_of("fit", fit)]
+
+
+def _held_out(found: Mapping[str, Any]) -> Table:
+    rows = tuple((numbers.words(str(key)), numbers.signed_pct(100 * float(value))) for key, value in found.items() if isinstance(value, (int, float)))
+    return Table(("", ""), rows, "Error on data held out of the fit", "Relative: what to expect of predictions on traffic like this.")
 
 
 def coefficients(name: str, found: Any) -> Table | None:
@@ -141,7 +148,7 @@ def table_of(key: str, found: Any, title: str = "") -> Table | None:
         if found and all(isinstance(one, Mapping) for one in found.values()):
             return _rows_table(heading, [{numbers.words(key): name, **one} for name, one in found.items()])
         rows = tuple((numbers.words(str(name)), numbers.pretty(f"{key}.{name}", value)) for name, value in found.items())
-        return Table((heading, ""), rows) if rows else None
+        return Table(("", ""), rows, heading) if rows else None
     if isinstance(found, (list, tuple)) and found and all(isinstance(one, Mapping) for one in found):
         return _rows_table(heading, [dict(one) for one in found])
     return None

@@ -28,6 +28,8 @@ def seconds(value: float) -> str:
         return NONE
     if math.isinf(value):
         return "no limit"
+    if value == 0:
+        return "0 s"
     size = abs(value)
     for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms"), (120.0, 1.0, "s"), (7200.0, 1 / 60, "min")):
         if size < limit:
@@ -98,6 +100,8 @@ def _pretty_number(key: str, value: Real) -> str:
         return seconds(number * 1e-3)
     if key.endswith("_s"):
         return seconds(number)
+    if key == "error":
+        return signed_pct(100 * number)
     if key.endswith("_pct"):
         return signed_pct(number)
     if key.endswith(("share", "attainment")):

@@ -56,14 +56,54 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", size: narrow ? 11 : 12, color: palette.fg },
       margin: { l: narrow ? 40 : 52, r: narrow ? 8 : 14, t: 12, b: 40 },
-      legend: { orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", font: { size: narrow ? 11 : 12 } },
+      showlegend: false,
       hoverlabel: { bgcolor: palette.panel, bordercolor: palette.muted, font: { color: palette.fg } },
       hovermode: "closest", dragmode: narrow ? false : "zoom", height: figure.height, autosize: true, ...layout,
     };
   }
 
-  const drawn = new Map();
   let printing = false;
+
+  // A legend of our own, above the plot: it wraps on a phone and leaves the plot its width.
+  function legend(node, traces, palette) {
+    let list = node.previousElementSibling;
+    if (!list || !list.classList.contains("legend")) {
+      list = document.createElement("ul");
+      list.className = "legend";
+      list.setAttribute("aria-hidden", "true"); // the table under the figure says the same
+      node.before(list);
+    }
+    const named = traces.filter((one) => one.name && (one.type === "scatter" || one.type === "bar"));
+    list.replaceChildren(...(named.length > 1 ? named.map((one) => entry(one, palette)) : []));
+  }
+
+  const DASH = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "12 4", longdashdot: "12 3 2 3" };
+  const MARK = {
+    circle: '<circle cx="13" cy="7" r="5"/>', diamond: '<path d="M13 1l6 6-6 6-6-6z"/>', square: '<rect x="8" y="2" width="10" height="10"/>',
+  };
+  const PATTERN = {
+    "": "", "/": "M0 14L12 0M7 14L19 0", "\\": "M0 0L12 14M7 0L19 14", "-": "M0 4.5H19M0 9.5H19", "|": "M5 0V14M10 0V14M15 0V14",
+    "x": "M0 0L14 14M14 0L0 14M7 0L19 12", "+": "M0 5H19M0 10H19M6 0V14M13 0V14", ".": "M4 4h1M10 4h1M16 4h1M7 10h1M13 10h1",
+  };
+
+  function entry(trace, palette) {
+    const item = document.createElement("li");
+    const lines = trace.type === "scatter" && trace.mode.includes("lines");
+    let picture;
+    if (lines) {
+      const { color, dash, width } = trace.line;
+      picture = `<path d="M0 7H26" stroke="${color}" stroke-width="${Math.max(width || 2, 2)}" stroke-dasharray="${DASH[dash || "solid"]}" fill="none"/>`;
+      if (trace.fill) picture += `<rect y="3" width="26" height="11" fill="${color}" opacity="0.5"/>`;
+    } else if (trace.type === "scatter") {
+      picture = `<g fill="${trace.marker.color}">${MARK[trace.marker.symbol || "circle"]}</g>`;
+    } else {
+      const marks = PATTERN[(trace.marker.pattern || {}).shape || ""];
+      picture = `<rect x="3" width="19" height="14" fill="${trace.marker.color}"/><path transform="translate(3 0)" d="${marks}" stroke="${palette.panel}" stroke-width="1.5" opacity="0.6"/>`;
+    }
+    item.innerHTML = `<svg width="26" height="14" viewBox="0 0 26 14">${picture}</svg>`;
+    item.append(trace.name);
+    return item;
+  }
 
   function draw(node) {
     const figure = figures[node.dataset.figure];
@@ -72,8 +112,9 @@
     const layout = layoutOf(figure, palette, width);
     if (printing) layout.width = width;
     const config = { responsive: true, displaylogo: false, displayModeBar: false, scrollZoom: false };
-    drawn.set(node, theme());
-    return Plotly.react(node, resolve(figure.data, palette), layout, config);
+    const traces = resolve(figure.data, palette);
+    if (figure.legend) legend(node, traces, palette);
+    return Plotly.react(node, traces, layout, config);
   }
 
   function drawVisible(everything) {

@@ -19,7 +19,7 @@ def render(title: str, subtitle: str, sections: Sequence[Section], footer: str) 
     """The page as text."""
     figures = [block for one in sections for block in one.blocks if isinstance(block, Figure)]
     keys = {id(one): f"{k}-{one.key}" for k, one in enumerate(figures)}
-    shown = {keys[id(one)]: {"data": one.data, "layout": one.layout, "height": one.height} for one in figures}
+    shown = {keys[id(one)]: {"data": one.data, "layout": one.layout, "height": one.height, "legend": one.layout.get("showlegend", True)} for one in figures}
     data = json.dumps(shown, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     tabs = "\n".join(_tab(one, k == 0) for k, one in enumerate(sections))
     panels = "\n".join(_panel(one, keys, k == 0) for k, one in enumerate(sections))
@@ -72,7 +72,8 @@ def _tab(one: Section, first: bool) -> str:
 
 
 def _panel(one: Section, keys: dict[int, str], first: bool) -> str:
-    body = "\n".join(_block(block, keys) for block in one.blocks)
+    alone = _alone(one.blocks)
+    body = "\n".join(_block(block, keys, k in alone) for k, block in enumerate(one.blocks))
     current = ' class="current"' if first else ""
     return (
         f'<section role="tabpanel" id="panel-{one.key}" aria-labelledby="tab-{one.key}" tabindex="0"{current}>\n'
@@ -80,10 +81,24 @@ def _panel(one: Section, keys: dict[int, str], first: bool) -> str:
     )
 
 
-def _block(block: Block, keys: dict[int, str]) -> str:
+def _alone(blocks: Sequence[Block]) -> set[int]:
+    """Figures that would stand beside an empty place: the last of an odd number of narrow ones in a row."""
+    found, run = set(), 0
+    for k in range(len(blocks) + 1):
+        block = blocks[k] if k < len(blocks) else None
+        if isinstance(block, Figure) and not block.wide:
+            run += 1
+            continue
+        if run % 2:
+            found.add(k - 1)
+        run = 0
+    return found
+
+
+def _block(block: Block, keys: dict[int, str], alone: bool) -> str:
     match block:
         case Figure():
-            return _figure(block, keys[id(block)])
+            return _figure(block, keys[id(block)], alone)
         case Table():
             title = f"<h3>{escape(block.title)}</h3>" if block.title else ""
             what = f'<p class="what">{escape(block.sentence)}</p>' if block.sentence else ""
@@ -102,9 +117,9 @@ def _block(block: Block, keys: dict[int, str]) -> str:
             return f'<div class="box"><ul>{"".join(f"<li>{escape(one)}</li>" for one in block.lines)}</ul></div>'
 
 
-def _figure(one: Figure, key: str) -> str:
+def _figure(one: Figure, key: str, alone: bool) -> str:
     said = escape(f"{one.title}. {one.sentence}", quote=True)
-    full = ' class="full"' if one.wide else ""
+    full = ' class="full"' if one.wide or alone else ""
     return (
         f'<figure{full}><h3>{escape(one.title)}</h3>'
         f'<p class="what">{escape(one.sentence)}</p>'
@@ -123,13 +138,16 @@ def _card(one: Card) -> str:
 
 def _table(one: Table) -> str:
     """Columns that hold no number are set left."""
-    words = [not any(_numeric(row[k]) for row in one.rows if k < len(row)) for k in range(len(one.head))]
+    plain = len(one.head) == 2 and not one.head[1]  # names and values: all set left
+    words = [plain or not any(_numeric(row[k]) for row in one.rows if k < len(row)) for k in range(len(one.head))]
     mark = [' class="words"' if left else "" for left in words]
     head = "".join(f'<th scope="col"{mark[k]}>{escape(name)}</th>' for k, name in enumerate(one.head))
+    head = f"<thead><tr>{head}</tr></thead>" if any(one.head) else ""
     rows = "".join(
         "<tr>" + "".join(f"<td{mark[k]}>{escape(cell)}</td>" for k, cell in enumerate(row)) + "</tr>" for row in one.rows
     )
-    return f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    kind = "pairs" if plain else "rows"
+    return f'<div class="scroll" tabindex="0"><table class="{kind}">{head}<tbody>{rows}</tbody></table></div>'
 
 
 def _numeric(cell: str) -> bool:

@@ -34,9 +34,10 @@ class Bins:
 
 def bins_of(arrival_s: F64, most: int = MAX_BINS, least_rows: int = 20) -> Bins:
     """Windows for sorted arrivals: at most `most`, and about `least_rows` arrivals in each."""
-    n = len(arrival_s)
+    known = arrival_s[np.isfinite(arrival_s)]  # sorted, so that what never arrived stands at the end
+    n = len(known)
     bins = int(min(most, max(1, n // least_rows)))
-    first, last = (float(arrival_s[0]), float(arrival_s[-1])) if n else (0.0, 1.0)
+    first, last = (float(known[0]), float(known[-1])) if n else (0.0, 1.0)
     last = last if last > first else first + 1.0
     edge_s = np.linspace(first, last, bins + 1)
     cut = np.searchsorted(arrival_s, edge_s, side="left")

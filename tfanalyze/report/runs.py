@@ -16,6 +16,7 @@ from tfanalyze.report.figures import (
     Line,
     Spec,
     Table,
+    amounts,
     axis,
     bar,
     figure,
@@ -30,17 +31,27 @@ from tfanalyze.trace import F64
 MEASURES = {"ttft_s": "time to the first token", "tpot_s": "time per further token", "e2e_s": "time to the last token"}
 SHORT = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
 OBSERVED_COLOR = "@fg"
+PATTERNS = ("", "/", ".", "-", "\\", "+", "|")
 
 
 def color_of(runs: Sequence[Run], k: int) -> str:
-    """The log's own line is in the colour of the text; simulated runs take the palette in order."""
-    if not runs[k].simulated:
-        return OBSERVED_COLOR
-    return f"@{sum(run.simulated for run in runs[:k]) % 7}"
+    """The log's own line is in the colour of the text, the last simulated run (the one to look at) in the first colour."""
+    return OBSERVED_COLOR if not runs[k].simulated else f"@{_place(runs, k)}"
 
 
 def dash_of(runs: Sequence[Run], k: int) -> str:
-    return "dot" if not runs[k].simulated else DASHES[sum(run.simulated for run in runs[:k]) % len(DASHES)]
+    return "dot" if not runs[k].simulated else DASHES[_place(runs, k)]
+
+
+def pattern_of(runs: Sequence[Run], k: int) -> str:
+    """Bars differ by pattern as well as by colour."""
+    return "x" if not runs[k].simulated else PATTERNS[_place(runs, k)]
+
+
+def _place(runs: Sequence[Run], k: int) -> int:
+    if not any(run.simulated for run in runs[k + 1 :]):
+        return 0
+    return (1 + sum(run.simulated for run in runs[:k])) % 7
 
 
 def goodput_tok_s(run: Run) -> float:
@@ -59,7 +70,7 @@ def attainment(run: Run, rows: np.ndarray | None = None) -> float:
 def goodput_over_time(runs: Sequence[Run]) -> Figure:
     """Effective tokens a second by the time the requests arrived, with the offered load behind."""
     by_arrival = [_in_order(run) for run in runs]
-    bins = bins_of(by_arrival[0][0])
+    bins = bins_of(by_arrival[0][0], 120, 60)
     unit, size = time_unit(float(bins.edge_s[-1] - bins.edge_s[0]))
     x = (bins.middle_s - bins.edge_s[0]) / size
     offered = sums(bins, np.maximum(runs[0].output_tokens, 0)) / bins.width_s
@@ -164,7 +175,7 @@ def attainment_bars(runs: Sequence[Run]) -> Figure:
         shares = [attainment(run, run.slo_class == c) for c in present] + [attainment(run)]
         overall[run.label] = shares[-1]
         text = [f"{100 * value:.0f} %" for value in shares]
-        pattern = ("", "/", ".", "x", "-", "\\", "+")[k % 7]
+        pattern = pattern_of(runs, k)
         data.append(bar(run.label, names, [100 * s for s in shares], color_of(runs, k), text=text, pattern=pattern))
         rows.append((run.label, *(numbers.share(value) for value in shares)))
     told = ", ".join(f"{name} {numbers.share(value)}" for name, value in overall.items())
@@ -178,17 +189,18 @@ def miss_causes(runs: Sequence[Run], verdicts: Sequence[Blame]) -> Figure:
     """Missed output tokens by cause and run, as shares of the offered ones."""
     found = [by_cause(run, verdict) for run, verdict in zip(runs, verdicts, strict=True)]
     names = sorted({name for one in found for name in one}, key=lambda name: -sum(f.get(name, _NO)["tokens"] for f in found))
-    data, rows = [], []
+    data, rows, every = [], [], []
     for k, run in enumerate(runs):
         offered = max(float(np.maximum(run.output_tokens, 0).sum()), 1.0)
         shares = [100 * found[k].get(name, _NO)["tokens"] / offered for name in names]
-        text = [f"{value:.1f} %" for value in shares]
-        data.append(bar(run.label, names, shares, color_of(runs, k), text=text, across=True))
+        every += shares
+        text = [f"{value:.1f} %" if value else "" for value in shares]
+        data.append(bar(run.label, names, shares, color_of(runs, k), text=text, across=True, pattern=pattern_of(runs, k)))
         rows += [(run.label, name, numbers.count(found[k].get(name, _NO)["requests"]), f"{value:.1f} %")
                  for name, value in zip(names, shares, strict=True) if name in found[k]]  # fmt: skip
     tops = [f"{run.label}: {next(iter(f))}" if f else f"{run.label}: none missed" for run, f in zip(runs, found, strict=True)]
     sentence = f"Output tokens that missed their SLO, by what cost most of the time or ended the request. Largest cause, {'; '.join(tops)}."
-    layout: Spec = {"barmode": "group", "xaxis": axis("% of offered output tokens", rangemode="tozero"),
+    layout: Spec = {"barmode": "group", "xaxis": amounts("% of offered output tokens", every),
                     "yaxis": axis("", autorange="reversed", automargin=True)}  # fmt: skip
     height = 150 + len(names) * (16 + 16 * len(runs))
     table = Table(("run", "cause", "requests", "share of offered tokens"), tuple(rows))
@@ -209,7 +221,7 @@ def waste(runs: Sequence[Run]) -> Figure | None:
         tokens = [int(run.waste_tokens.get(cause, 0)) for run in simulated]
         text = [numbers.count(value) for value in tokens]
         data.append(bar(cause, [run.label for run in simulated], tokens, f"@{cause_index % 7}", text=text,
-                        pattern=("", "/", ".", "x", "-", "\\", "+")[cause_index % 7]))  # fmt: skip
+                        pattern=PATTERNS[cause_index % 7]))  # fmt: skip
         rows.append((cause, *text))
     totals = {run.label: sum(run.waste_tokens.values()) for run in simulated}
     told = ", ".join(f"{name} {numbers.count(value)}" for name, value in totals.items())
@@ -231,6 +243,8 @@ def fates(runs: Sequence[Run]) -> Figure:
             text=[f"{value:.1f} %" if value >= 4 else "" for value in shares[:, k]])
         for k, name in enumerate(groups) if counts[:, k].any()
     ]  # fmt: skip
+    for one in data:
+        one["textposition"] = "inside"
     rows = tuple((label, *(f"{value:.1f} %" for value in shares[k])) for k, label in enumerate(labels))
     shed = ", ".join(f"{label} {shares[k, 2]:.1f} %" for k, label in enumerate(labels))
     sentence = f"Every offered request once. Shed by admission: {shed}; a policy that sheds more to look better shows it here."

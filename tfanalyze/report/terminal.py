@@ -337,7 +337,7 @@ def render_tune(found: Found) -> RenderableType:
         ("shed", f"{share(_float(found.get('shed_share')))} of offered requests, now {share(_float(found.get('shed_share_present')))}"),
     ]  # fmt: skip
     return stack(
-        Group(head, Text(str(found.get("reason", "")))),
+        Group(head, Text(str(found.get("verdict_reason", "")))),
         grid("On traffic that the search never saw", names, [("holdout", *_difference(hold)), *loads] if hold else loads),
         grid("Settings to change", ("setting", "now", "tuned"), changed) if changed else Text("No setting changes."),
         grid("Against other policies on the holdout", ("policy", "it", "tuned", "gain", "95 % interval"), against) if against else None,

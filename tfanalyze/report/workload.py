@@ -33,7 +33,7 @@ def arrivals(run: Run) -> Figure:
     """Requests a second by class."""
     arrival_s = np.sort(run.arrival_s)
     order = np.argsort(run.arrival_s, kind="stable")
-    bins = bins_of(arrival_s)
+    bins = bins_of(arrival_s, 120, 60)
     unit, size = time_unit(float(bins.edge_s[-1] - bins.edge_s[0]))
     x = (bins.middle_s - bins.edge_s[0]) / size
     data, rows = [], []
