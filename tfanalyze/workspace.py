@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from tfanalyze.errors import InputError, WorkspaceError
+from tfanalyze.errors import WorkspaceError
 from tfanalyze.views import create_views
 
 if TYPE_CHECKING:
@@ -144,7 +144,12 @@ class Workspace:
             with suppress(duckdb.Error):  # a fatal error (disk full) has already ended the transaction
                 self.con.execute("ROLLBACK")
             raise
-        self.con.execute("COMMIT")
+        try:
+            self.con.execute("COMMIT")
+        except duckdb.Error:
+            with suppress(duckdb.Error):
+                self.con.execute("ROLLBACK")
+            raise
 
     # results --------------------------------------------------------------------------------------------------
 
@@ -187,12 +192,8 @@ class Workspace:
         names = list(columns)
         with self.transaction():
             self.con.execute("DELETE FROM simulated WHERE run = ?", [name])
-            self.con.register("outcome_columns", columns)
-            try:
-                picked = ", ".join(f"nullif({n}, 'nan'::DOUBLE)" if n.endswith("_s") else n for n in names)
-                self.con.execute(f"INSERT INTO simulated({', '.join(names)}) SELECT {picked} FROM outcome_columns")
-            finally:
-                self.con.unregister("outcome_columns")
+            picked = ", ".join(f"nullif({n}, 'nan'::DOUBLE)" if n.endswith("_s") else n for n in names)
+            insert_columns(self.con, columns, f"INSERT INTO simulated({', '.join(names)}) SELECT {picked}")
 
     # reads ----------------------------------------------------------------------------------------------------
 
@@ -334,12 +335,26 @@ def _texts(values: Sequence[str | None]) -> Any:
     return np.array(values, dtype=object)
 
 
-def check_readable(path: Path) -> None:
-    """Raise InputError unless `path` is a file that can be read."""
-    if not path.exists():
-        raise InputError("no such file", str(path), "check the path")
+def insert_columns(con: duckdb.DuckDBPyConnection, columns: Mapping[str, Any], select: str) -> None:
+    """Run `select` (INSERT ... SELECT ..., without FROM) over numpy columns of equal length."""
+    con.execute("SELECT 1").fetchall()  # a result that somebody left half read would forbid to register
+    con.register("given_columns", dict(columns))
     try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", str(path), "check its permissions") from error
+        con.execute(select + " FROM given_columns")
+        con.execute("SELECT 1").fetchall()
+    finally:
+        con.unregister("given_columns")
+
+
+@contextmanager
+def storage_errors(path: str) -> Iterator[None]:
+    """Turn what DuckDB raises on a full or failing disk into one line; what was committed before stays."""
+    import duckdb
+
+    try:
+        yield
+    except (duckdb.IOException, duckdb.FatalException, duckdb.OutOfMemoryException, duckdb.TransactionException) as error:
+        first = str(error).splitlines()[0]
+        raise WorkspaceError(
+            f"cannot be written ({first})", path, "free disk space or memory and run it again: it goes on where it stopped"
+        ) from error

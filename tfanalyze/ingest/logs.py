@@ -14,7 +14,7 @@ from tfanalyze.ingest.files import Source
 from tfanalyze.ingest.formats import by_name, sniff
 from tfanalyze.ingest.formats.base import Context, Format, Options
 from tfanalyze.ingest.stage import stage
-from tfanalyze.workspace import Workspace
+from tfanalyze.workspace import Workspace, storage_errors
 
 Progress = Callable[[float, str], None]
 
@@ -100,7 +100,8 @@ def ingest_logs(
         for number, path in enumerate(found):
             report = share(progress, number, len(found))
             try:
-                results.append(_ingest_file(workspace, path, form, chosen, mapped, report))
+                with storage_errors(workspace.path):
+                    results.append(_ingest_file(workspace, path, form, chosen, mapped, report))
             except (InputError, FormatError) as error:
                 errors.append(error)
                 skipped.append({"path": path, "why": str(error)})

@@ -16,7 +16,7 @@ from tfanalyze.ingest.logs import FileResult, Progress, nothing_read, opened, op
 from tfanalyze.ingest.names import VLLM, bucket_factor, canonical
 from tfanalyze.ingest.shapes import SHAPES, Settings, Shape, Sink
 from tfanalyze.ingest.times import iso_us, number_us
-from tfanalyze.workspace import Workspace
+from tfanalyze.workspace import Workspace, insert_columns, storage_errors
 
 
 def ingest_metrics(
@@ -45,7 +45,8 @@ def ingest_metrics(
         for number, path in enumerate(found):
             report = share(progress, number, len(found))
             try:
-                results.append(_ingest_file(workspace, path, shape, settings, report))
+                with storage_errors(workspace.path):
+                    results.append(_ingest_file(workspace, path, shape, settings, report))
             except (InputError, FormatError) as error:
                 errors.append(error)
                 skipped.append({"path": path, "why": str(error)})
@@ -136,9 +137,7 @@ def _flush(workspace: Workspace, sink: Sink) -> None:
         "series": np.array(sink.index, dtype=np.int32),
         "value": np.array(sink.value, dtype=np.float64),
     }
-    workspace.con.register("chunk", frame)
-    workspace.con.execute("INSERT INTO points SELECT * FROM chunk")
-    workspace.con.unregister("chunk")
+    insert_columns(workspace.con, frame, "INSERT INTO points SELECT *")
     sink.ts_us, sink.index, sink.value = [], [], []
 
 
@@ -215,11 +214,8 @@ def _add_rejects(workspace: Workspace, source: Source, source_id: int, sink: Sin
         "line": np.array([line for line, _ in sink.rejects], dtype=np.int64),
         "reason": np.array([reason for _, reason in sink.rejects], dtype=object),
     }
-    workspace.con.register("chunk", frame)
-    workspace.con.execute(
-        f"INSERT INTO rejects SELECT {source_id}, ?, line, reason, NULL FROM chunk", [source.name]
-    )
-    workspace.con.unregister("chunk")
+    name = source.name.replace("'", "''")
+    insert_columns(workspace.con, frame, f"INSERT INTO rejects SELECT {source_id}, '{name}', line, reason, NULL")
 
 
 def _add_source(workspace: Workspace, source: Source, shape: Shape, sink: Sink) -> int:

@@ -387,7 +387,7 @@ def _time_column(header: list[str]) -> str | None:
 def _sniff_csv(head: Head) -> bool:
     names = {name.lower() for name in head.header}
     requests = {"contexttokens", "request tokens", "prompt_tokens", "input_tokens", "input_num_tokens", "ttft_ms"}
-    return bool(head.header) and _time_column(head.header) is not None and not names & requests
+    return bool(head.header) and not ANCHOR.search(head.text) and _time_column(head.header) is not None and not names & requests
 
 
 def read_csv(source: Source, settings: Settings, sink: Sink) -> None:
@@ -461,12 +461,12 @@ def _cell(text: str) -> float | None:
 
 
 def _sniff_log(head: Head) -> bool:
-    return not head.rows and not head.header and bool(ANCHOR.search(head.text)) or _log_like(head)
+    return not head.rows and (bool(ANCHOR.search(head.text)) or _log_like(head))
 
 
 def _log_like(head: Head) -> bool:
     text = head.text
-    return not head.rows and ("vLLM API server" in text or "vllm" in text[:4000].lower() or "sglang" in text[:20000].lower()) and (
+    return not head.rows and _time_column(head.header) is None and ("vLLM API server" in text or "vllm" in text[:4000].lower() or "sglang" in text[:20000].lower()) and (
         bool(re.search(r"(?:INFO|WARNING) \d\d-\d\d \d\d:\d\d|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text))
     )
 

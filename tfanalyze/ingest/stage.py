@@ -12,7 +12,7 @@ from tfanalyze.errors import FormatError, InputError
 from tfanalyze.ingest import files
 from tfanalyze.ingest.files import BLANK, Source
 from tfanalyze.ingest.formats.base import Context, Format, Row
-from tfanalyze.workspace import REQUEST_COLUMNS
+from tfanalyze.workspace import REQUEST_COLUMNS, insert_columns
 
 if TYPE_CHECKING:
     import duckdb
@@ -199,9 +199,8 @@ def _fill(ctx: Context, columns: Mapping[str, str], rows: Iterable[Row]) -> None
         casts = ", ".join(
             f'try_cast("{name}" AS {"VARCHAR" if name == "bad" else columns.get(name, "BIGINT")})' for name in used
         )
-        ctx.con.register("chunk", frame)
-        ctx.con.execute(f"INSERT INTO staged({listed}) SELECT {casts} FROM chunk")
-        ctx.con.unregister("chunk")
+        if used:
+            insert_columns(ctx.con, frame, f"INSERT INTO staged({listed}) SELECT {casts}")
 
 
 def _converter(kind: str) -> Callable[[Any], Any]:
