@@ -135,7 +135,7 @@ def _pace(log: RequestLog, times: F64, is_prefill: npt.NDArray[np.bool_], chunk_
     """(m - 1,) decode steps a second outside of prefill: what each request has left to decode there, averaged."""
     gaps = np.diff(times)
     chunks = _integral(chunk_rate, gaps)
-    free = _integral(~is_prefill * 1.0, gaps)
+    free = _integral(np.asarray(~is_prefill, np.float64), gaps)
     spent = np.interp(log.finish_s, times, chunks) - np.interp(log.first_s, times, chunks)
     open_s = np.interp(log.finish_s, times, free) - np.interp(log.first_s, times, free)
     own = np.where(open_s > LEAST_SPAN_S, np.maximum(decode - spent, 0.1 * decode) / np.maximum(open_s, LEAST_SPAN_S), 0.0)
