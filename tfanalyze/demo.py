@@ -13,6 +13,7 @@ from tfanalyze.runs import (
     Fitted,
     Progress,
     Setup,
+    announce_compile,
     facts,
     finite,
     fit_shape,
@@ -71,6 +72,7 @@ def demo(
 
     show("2. inspect")
     show(render.render("inspect", inspect(db, config=cfg)))
+    announce_compile(say)
     say(0.1, "fitting")
     fitted, shape, validation = _model(logs, db, cfg, seed, lambda share, what: say(0.1 + 0.2 * share, what))
     show(f"3. fit on {' and '.join(FITTED_ON)}")

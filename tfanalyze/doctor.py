@@ -56,11 +56,9 @@ def _memory() -> str:
 
 
 def _compiled() -> dict[str, Any]:
-    from tfanalyze.replay.jit import cache_key
+    from tfanalyze.runs import core_compiled
 
-    base = Path(os.environ.get("TFANALYZE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfanalyze")
-    ready = any((base / "numba" / cache_key()).rglob("*.nbi"))
-    return _check("replay core", None, "compiled" if ready else "not compiled yet: the first replay takes some seconds longer")
+    return _check("replay core", None, "compiled" if core_compiled() else "not compiled yet: the first replay takes some seconds longer")
 
 
 def _packages() -> list[dict[str, Any]]:

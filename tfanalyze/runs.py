@@ -314,6 +314,7 @@ def replay_run(
     ready = prepare(source, db=db, seed=seed, **setup)
     policies = load_policy(policy, ready.settings)
     refuse_recorded(policy, ready.trace)
+    announce_compile(say)
     say(0.3, "replaying")
     simulator = ready.simulator()
     outcome = simulator.run(policies, seed)
@@ -340,6 +341,19 @@ def replay_run(
         "assumed": list(ready.assumed),
     })  # fmt: skip
     return shaped
+
+
+def core_compiled() -> bool:
+    """Whether the replay core is in this machine's compile cache."""
+    from tfanalyze.replay.jit import CACHE_DIR, JIT_OFF
+
+    return JIT_OFF or any(CACHE_DIR.rglob("*replay_kernel*.nbi"))
+
+
+def announce_compile(say: Progress) -> None:
+    """Say so before a first replay compiles the core."""
+    if not core_compiled():
+        say(0.3, "compiling the replay core, once on this machine (some 20 s)")
 
 
 def facts(ready: Setup, outcome: Outcome) -> dict[str, Any]:
@@ -369,6 +383,7 @@ def compare_runs(
     from tfanalyze.slo import summarise
 
     say = progress or (lambda share, what: None)
+    announce_compile(say)
     simulator = ready.simulator()
     runs: dict[str, dict[str, Any]] = {}
     for k, policy in enumerate(policies):

@@ -13,6 +13,7 @@ from tfanalyze.runs import (
     DB,
     Progress,
     Setup,
+    announce_compile,
     compare_runs,
     finite,
     keep_outcome,
@@ -116,6 +117,8 @@ def tune_run(
     mine = ready.config.tune
     chosen = policy or mine.policy
     name = study_name or f"{chosen}-{seed}"
+    if progress is not None:
+        announce_compile(progress)
     found = tune(
         ready.trace,
         ready.fleet,
