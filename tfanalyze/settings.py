@@ -244,7 +244,8 @@ def _value(value: Any, hint: Any, key: str, where: str) -> Any:
 
 
 def _span(low: float, high: float) -> str:
-    return f"from {low:g} up" if high == inf else f"{low:g} to {high:g}"
+    ends = [f"{end:,.0f}" if end == int(end) else f"{end:g}" for end in (low, high) if end != inf]
+    return f"from {ends[0]} up" if high == inf else f"{ends[0]} to {ends[1]}"
 
 
 def _is_number(value: Any) -> bool:
