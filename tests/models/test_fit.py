@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from tests.models import truth
-from tfanalyze.config import DEFAULT_CLASSES
+from tfanalyze.config import DEFAULT_CLASSES, Fleet, Pool
 from tfanalyze.errors import ProfileError, WorkspaceError
 from tfanalyze.models import fit, validate
 from tfanalyze.models.calibrate import Replayer, calibrate, observed, simulated
+from tfanalyze.replay import replay
 from tfanalyze.trace import load_trace
 from tfanalyze.workspace import Workspace
 
@@ -103,3 +104,23 @@ def test_too_little_to_fit_is_said_in_one_line() -> None:
     untimed.con.execute("UPDATE requests SET ttft_us = NULL")
     with pytest.raises(WorkspaceError, match="time to first token"):
         fit(untimed)
+
+
+def test_limits_that_nobody_told_are_read_off_a_crowded_log() -> None:
+    """64 seats, far more load: the log alone says so; a profile hands them on to validate."""
+    crowded = truth.made(n=900, rate=30.0, seed=4)
+    result = fit(crowded, draws=5)
+    assert result.fleet.pools[0].engine.max_num_seqs == truth.LIMITS.max_num_seqs
+    again = validate(truth.made(n=300, rate=20.0, seed=5), result.profiles)
+    assert again["worst_error"]["value"] < 0.15
+    assert result.profiles["pool"].facts["engine"]["max_num_seqs"] == 64
+
+
+def test_memory_as_the_limit_is_read_off_too() -> None:
+    small = Fleet((Pool("pool", engine=replace(truth.LIMITS, kv_tokens=40_000)),))
+    what = truth.trace(n=500, rate=30.0, seed=6)
+    outcome = replay(what, small, "recorded", truth.PROFILE, classes=DEFAULT_CLASSES)
+    workspace = Workspace.open(":memory:")
+    truth.write(workspace, what, outcome)
+    engine = fit(workspace, draws=5).fleet.pools[0].engine
+    assert engine.kv_tokens == pytest.approx(40_000, rel=0.08)

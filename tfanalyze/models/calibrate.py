@@ -264,6 +264,10 @@ def _bootstrap(
     return out
 
 
+BUDGETS = (2048, 4096, 16_384)  # engines' usual max_num_batched_tokens beside the assumed one
+KV_SHARES = (0.97, 0.94, 0.9)  # of the tokens seen in flight: shared prefixes are counted twice there
+
+
 def calibrate_fit(
     workspace: Workspace,
     seen: Observations,
@@ -274,8 +278,13 @@ def calibrate_fit(
     say: Progress,
     classes: tuple[SloClass, ...] = DEFAULT_CLASSES,
     seed: int = 1,
-) -> tuple[dict[str, Profile], dict[str, list[Profile]]]:
-    """Calibrate on the first 70 % of the trace, judge on the rest, keep what is better there, then use all of it."""
+    refit: Callable[[Fleet], dict[str, Profile]] | None = None,
+) -> tuple[dict[str, Profile], dict[str, list[Profile]], Fleet]:
+    """Calibrate on the first 70 % of the trace, judge on the rest, keep what is better there, then use all of it.
+
+    Engine limits that nobody said (KV tokens inferred from the log, token budget a step) are tried at other values,
+    with the profiles that `refit` gives for them; those that agree best on the 70 % are kept.
+    """
     from tfanalyze.trace import cut, load_trace
 
     trace = load_trace(workspace, classes=classes)
@@ -283,30 +292,70 @@ def calibrate_fit(
         trace = cut(trace, float(trace.arrival_s[-MOST_ROWS]), float("inf"))
     if trace.observed is None or np.isfinite(trace.observed.ttft_s).sum() < 50:
         report["calibration"] = {"done": False, "why": "fewer than 50 requests with a time to first token can be replayed"}
-        return profiles, ensemble
+        return profiles, ensemble, fleet
     target = observed(trace)
     late = trace.arrival_s > np.quantile(trace.arrival_s, 0.7)
     early_rows, late_rows = np.flatnonzero(~late), np.flatnonzero(late)
     replayer = Replayer(trace, fleet, profiles, classes)
-    trained = calibrate(replayer, profiles, target, early_rows, seed=seed, progress=_part(say, 0.4, 0.65))
+    trained = calibrate(replayer, profiles, target, early_rows, seed=seed, progress=_part(say, 0.4, 0.6))
+    for assumed, others in _alternatives(report["assumed"]):
+        for make in others:
+            tried_fleet = make(fleet)
+            first = refit(tried_fleet) if refit else profiles
+            other = Replayer(trace, tried_fleet, first, classes)
+            tried = calibrate(other, first, target, early_rows, seed=seed)
+            if tried.loss_after < 0.9 * trained.loss_after:
+                replayer, trained, profiles = other, tried, first
+        before, fleet = getattr(fleet.pools[0].engine, assumed), replayer.fleet
+        value = getattr(fleet.pools[0].engine, assumed)
+        why = "agrees best in replay, of the usual values" if value != before else "assumed: no other usual value agrees clearly better in replay"
+        kept = [text for text in report["assumed"] if not text.startswith(assumed)]
+        report["assumed"] = [*kept, f"{assumed} {value} ({why})"]
     plain_error = quantile_errors(replayer.latencies(profiles), target, late_rows)
     held_out = quantile_errors(replayer.latencies(trained.profiles), target, late_rows)
     better = _score(held_out) <= _score(plain_error)
     draws = len(next(iter(ensemble.values()), []))
-    final = calibrate(replayer, profiles, target, np.arange(len(trace)), draws=draws, seed=seed, progress=_part(say, 0.65, 0.98))
+    final = calibrate(replayer, profiles, target, np.arange(len(trace)), draws=draws, seed=seed, progress=_part(say, 0.7, 0.98))
     report["calibration"] = {
         "done": True, "kept": better, "replays": final.replays, "loss_before": final.loss_before, "loss_after": final.loss_after,
         "held_out_regression": plain_error, "held_out_calibrated": held_out,
         "moved": {f"{key}: {' + '.join(GROUPS[g])}": float(np.exp(v)) for (key, g), v in zip(final.names, final.x, strict=True)},
     }  # fmt: skip
     if not better:
-        return {key: replace(p, held_out=p.held_out | plain_error) for key, p in profiles.items()}, ensemble
+        return {key: replace(p, held_out=p.held_out | plain_error) for key, p in profiles.items()}, ensemble, replayer.fleet
     start = {key: _opened(profile) for key, profile in profiles.items()}
     sampled = [moved(start, final.names, x) for x in final.draws]
     return (
         {key: _with_intervals(p, [s[key] for s in sampled], held_out) for key, p in final.profiles.items()},
         {key: [s[key] for s in sampled] or ensemble[key] for key in profiles},
+        replayer.fleet,
     )
+
+
+def _alternatives(assumed: list[str]) -> list[tuple[str, list[Callable[[Fleet], Fleet]]]]:
+    """Limits worth trying: KV capacity where it was read off tokens in flight, and the token budget where nobody said it."""
+    found: list[tuple[str, list[Callable[[Fleet], Fleet]]]] = []
+    if any(text.startswith("kv_tokens") and "requests waited" in text for text in assumed):
+        found.append(("kv_tokens", [_scaled_kv(share) for share in KV_SHARES]))
+    if any(text.startswith("max_num_batched_tokens") for text in assumed):
+        found.append(("max_num_batched_tokens", [_budget(value) for value in BUDGETS]))
+    return found
+
+
+def _scaled_kv(share: float) -> Callable[[Fleet], Fleet]:
+    def change(fleet: Fleet) -> Fleet:
+        pools = (replace(p, engine=replace(p.engine, kv_tokens=int(share * p.engine.kv_tokens))) for p in fleet.pools)
+        return replace(fleet, pools=tuple(pools))
+
+    return change
+
+
+def _budget(value: int) -> Callable[[Fleet], Fleet]:
+    def change(fleet: Fleet) -> Fleet:
+        pools = (replace(p, engine=replace(p.engine, max_num_batched_tokens=max(value, p.engine.max_num_seqs))) for p in fleet.pools)
+        return replace(fleet, pools=tuple(pools))
+
+    return change
 
 
 def quiet(share: float, what: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +92,14 @@ def fit(
         if calibrate:
             from tfanalyze.models.calibrate import calibrate_fit
 
-            profiles, ensemble = calibrate_fit(workspace, seen, used, profiles, ensemble, report, say)
+            def refit(tried: Fleet) -> dict[str, Profile]:
+                """The profiles of another engine: same rows, other chunks."""
+                return {key: _refitted(seen, profiles[key], pool, codes) for key, (pool, codes) in _groups(seen, tried).items()}
+
+            profiles, ensemble, used = calibrate_fit(workspace, seen, used, profiles, ensemble, report, say, refit=refit)
     say(1.0, "done")
+    engine = {profile_key(pool): asdict(pool.engine) for pool in used.pools}
+    profiles = {key: replace(p, facts=p.facts | {"engine": engine[key]}) for key, p in profiles.items()}
     for key, profile in profiles.items():
         report["profiles"][key]["coefficients"] = coefficients(profile)
         report["profiles"][key]["held_out"] = profile.held_out
@@ -139,6 +145,21 @@ def _fleet_order(seen: Observations, fleet: Fleet) -> list[int]:
     return order
 
 
+def _refitted(seen: Observations, profile: Profile, pool: Pool, codes: list[int]) -> Profile:
+    """The profile with coefficients of a regression for the pool's chunk size, form and intervals kept."""
+    rows = _rows(seen, pool, codes)
+    values = solve(rows, FORMS[profile.facts["form"]]).coefficients
+    fresh = _profile(values, profile.name, pool, seen, float(seen.facts.get("overhead_s", 0.0)))
+    return replace(profile, step=fresh.step, request_s=fresh.request_s, kv_tokens=fresh.kv_tokens, block_size=fresh.block_size)
+
+
+def _rows(seen: Observations, pool: Pool, codes: list[int]) -> Rows:
+    rows = rows_from_log(seen.log.take(np.isin(seen.log.instance, codes)), pool.engine.max_num_batched_tokens)
+    if len(rows) > MOST_ROWS:
+        rows = rows.take(np.argsort(rows.at_s, kind="stable")[-MOST_ROWS:])
+    return rows
+
+
 def _fit_pool(
     workspace: Workspace, seen: Observations, key: str, pool: Pool, codes: list[int], draws: int, seed: int
 ) -> tuple[Profile, list[Profile], dict[str, Any]]:
@@ -147,9 +168,7 @@ def _fit_pool(
         raise ProfileError(
             f"pool '{key}' has {int(chosen.sum())} timed requests, a fit needs {LEAST_ROWS}", key, "ingest more of the log, or use a shipped profile"
         )
-    rows = rows_from_log(seen.log.take(chosen), pool.engine.max_num_batched_tokens)
-    if len(rows) > MOST_ROWS:
-        rows = rows.take(np.argsort(rows.at_s, kind="stable")[-MOST_ROWS:])
+    rows = _rows(seen, pool, codes)
     fitted, forms = choose_form(rows)
     names = FORMS[fitted.form]
     sample = bootstrap(rows, names, count=draws, seed=seed)

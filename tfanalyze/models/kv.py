@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfanalyze.models.timeline import RequestLog, state_at
+from tfanalyze.trace import F64
 
 if TYPE_CHECKING:
     from tfanalyze.workspace import Workspace
 
+LEAST_CROWDED = 30
 FULL_SHARE = 0.95  # KV use from which memory is taken to be the limit
 
 
@@ -54,6 +57,39 @@ def capacity_from_use(workspace: Workspace, log: RequestLog, instance: int, orig
     ratio = state.kv_tokens[use] / share[use]
     low, middle, high = (float(x) for x in np.quantile(ratio, (0.1, 0.5, 0.9)))
     return {"kv_tokens": int(middle), "low": int(low), "high": int(high), "samples": int(use.sum())}
+
+
+def _crowded(log: RequestLog, instance: int) -> tuple[F64, F64]:
+    """Decoding requests and their KV tokens at moments when at least three requests waited for a place."""
+    rows = log.take(log.instance == instance)
+    times = np.sort(rows.first_s)
+    state = state_at(replace(rows, start_s=rows.first_s, instance=np.zeros(len(rows), np.int32), instances=("0",)), 0, times)
+    crowded = state.waiting >= 3
+    return state.decoding[crowded], state.kv_tokens[crowded]
+
+
+def seats(log: RequestLog) -> int | None:
+    """The engine's limit on running requests, where the log runs into it: decoding requests stay at one level while
+    others wait. Taken up to the next multiple of 8 when that is within 3 % (a prompt being computed has a seat too)."""
+    found: list[int] = []
+    for code in range(len(log.instances)):
+        decoding, _ = _crowded(log, code)
+        if len(decoding) < LEAST_CROWDED:
+            continue
+        low, middle, high = np.quantile(decoding, (0.25, 0.5, 0.9))
+        if high - low <= 0.12 * middle + 1.0:  # memory gives no level: requests differ in size
+            level = int(np.bincount(np.rint(decoding[decoding >= middle]).astype(np.int64)).argmax())
+            rounded = -(-level // 8) * 8
+            found.append(rounded if rounded <= 1.03 * level + 1 else level)
+    return max(found) if found else None
+
+
+def tokens_under_pressure(log: RequestLog) -> int | None:
+    """KV capacity where requests waited for memory, not for a seat: the level that tokens in flight reach."""
+    if seats(log) is not None:
+        return None
+    found = [float(np.quantile(tokens, 0.99)) for tokens in (_crowded(log, code)[1] for code in range(len(log.instances))) if len(tokens) >= LEAST_CROWDED]
+    return int(max(found)) if found else None
 
 
 def pressure(workspace: Workspace) -> dict[str, Any]:

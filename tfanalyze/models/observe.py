@@ -10,6 +10,7 @@ import numpy as np
 
 from tfanalyze.config import EngineLimits, Fleet, Pool, Site
 from tfanalyze.errors import WorkspaceError
+from tfanalyze.models import kv
 from tfanalyze.models.timeline import RequestLog
 from tfanalyze.trace import F64
 
@@ -37,8 +38,11 @@ class Observations:
     cached_known: float = 0.0  # share of rows that say how much was cached
 
 
-def observe(workspace: Workspace, fleet: Fleet | None = None) -> Observations:
+def observe(workspace: Workspace, fleet: Fleet | None = None, known: EngineLimits | None = None) -> Observations:
     """Read the requests of the vantage with the most timings.
+
+    Engine limits come from `fleet`, else from the metrics, else from `known` (what an earlier fit found), else from what
+    the log shows under pressure, else from defaults; `assumed` names all that nobody said.
 
     Errors: WorkspaceError when there are no requests, or none with timings.
     """
@@ -66,11 +70,11 @@ def observe(workspace: Workspace, fleet: Fleet | None = None) -> Observations:
         raise WorkspaceError("no finished request has timings and token counts", workspace.path, "check: tfanalyze lint")
     log, names, queue_known, extra = _log(got)
     engine = _engine(workspace, extra)
-    limits, assumed = _limits(workspace, engine, log, fleet)
+    limits, assumed = _limits(workspace, engine, log, fleet, known, int(got["arrival_us"][0]))
     facts = {"origin_us": int(got["arrival_us"][0])} | extra
     sites, models = _of_instance(got, names, "site"), _of_instance(got, names, "model")
-    known = float(np.mean(~np.isnan(log.cached_tokens)))
-    return Observations(log, sites, models, queue_known, int(rows), vantage, engine, limits, assumed, facts, known)
+    share_known = float(np.mean(~np.isnan(log.cached_tokens)))
+    return Observations(log, sites, models, queue_known, int(rows), vantage, engine, limits, assumed, facts, share_known)
 
 
 def _column(got: Any, name: str, factor: float = 1.0) -> F64:
@@ -111,44 +115,60 @@ def _engine(workspace: Workspace, extra: dict[str, Any]) -> str:
     return "llamacpp" if extra.get("engine_timings") else ""
 
 
-def _metric(workspace: Workspace, name: str) -> float | None:
-    row = workspace.con.execute("SELECT max(value) FROM metrics WHERE name = ?", [name]).fetchone()
-    return None if row is None or row[0] is None else float(row[0])
-
-
-def _limits(workspace: Workspace, engine: str, log: RequestLog, fleet: Fleet | None) -> tuple[EngineLimits, tuple[str, ...]]:
-    """Engine limits: from the fleet given, else from metrics, else defaults that are named in `assumed`."""
+def _limits(
+    workspace: Workspace, engine: str, log: RequestLog, fleet: Fleet | None, known: EngineLimits | None, origin_us: int
+) -> tuple[EngineLimits, tuple[str, ...]]:
+    """Engine limits and what of them was assumed or inferred."""
     if fleet is not None:
         return fleet.pools[0].engine, ()
     if engine == "llamacpp":
-        return (
-            EngineLimits(
-                scheduler="llamacpp", cache="slot", max_num_seqs=LLAMACPP_SLOTS, max_num_batched_tokens=LLAMACPP_BATCH,
-                block_size=1, kv_tokens=LLAMACPP_SLOTS * LLAMACPP_CONTEXT,
-            ),
-            (f"engine: llama.cpp server with {LLAMACPP_SLOTS} slots, batch {LLAMACPP_BATCH}, context {LLAMACPP_CONTEXT} a slot",),
-        )  # fmt: skip
+        return known or _llamacpp(), () if known else (
+            f"engine: llama.cpp server with {LLAMACPP_SLOTS} slots, batch {LLAMACPP_BATCH}, context {LLAMACPP_CONTEXT} a slot",
+        )
     assumed: list[str] = []
-    limits = EngineLimits(scheduler="sglang" if engine == "sglang" else "vllm")
-    if not engine:
+    limits = known or EngineLimits(scheduler="sglang" if engine == "sglang" else "vllm")
+    if not engine and not known:
         assumed.append("engine: vLLM's scheduler (no engine metrics)")
-    from tfanalyze.models.kv import capacity_from_metrics
-
-    capacity, block = capacity_from_metrics(workspace)
+    capacity, block = kv.capacity_from_metrics(workspace)
     if capacity:
         limits = replace(limits, kv_tokens=capacity, block_size=block or limits.block_size)
-    else:
-        assumed.append(f"kv_tokens {limits.kv_tokens} (no metric says it)")
-    running = _metric(workspace, "running")
-    waiting = _metric(workspace, "waiting")
-    if running and waiting and waiting >= 5:
-        seen = int(running)
-        limits = replace(limits, max_num_seqs=seen)
-        assumed.append(f"max_num_seqs {seen}: the most that ran while others waited")
-    else:
-        assumed.append(f"max_num_seqs {limits.max_num_seqs}")
-    assumed.append(f"max_num_batched_tokens {limits.max_num_batched_tokens}")
+    elif not known:
+        tokens, why = _kv_tokens(workspace, log, origin_us, limits.kv_tokens)
+        limits = replace(limits, kv_tokens=tokens)
+        assumed.append(f"kv_tokens {tokens} ({why})")
+    if not known:
+        seqs = _most_running(workspace) or kv.seats(log)
+        if seqs:
+            limits = replace(limits, max_num_seqs=seqs)
+        assumed.append(f"max_num_seqs {limits.max_num_seqs}" + (" (the most that ran while others waited)" if seqs else ""))
+        assumed.append(f"max_num_batched_tokens {limits.max_num_batched_tokens}")
     return limits, tuple(assumed)
+
+
+def _llamacpp() -> EngineLimits:
+    return EngineLimits(
+        scheduler="llamacpp", cache="slot", max_num_seqs=LLAMACPP_SLOTS, max_num_batched_tokens=LLAMACPP_BATCH,
+        block_size=1, kv_tokens=LLAMACPP_SLOTS * LLAMACPP_CONTEXT,
+    )  # fmt: skip
+
+
+def _kv_tokens(workspace: Workspace, log: RequestLog, origin_us: int, default: int) -> tuple[int, str]:
+    found = kv.capacity_from_use(workspace, log, 0, origin_us)
+    if found:
+        return found["kv_tokens"], "inferred: tokens in flight over the engine's KV use"
+    full = kv.tokens_under_pressure(log)
+    if full:
+        return full, "inferred: the most tokens in flight while requests waited"
+    return default, "no metric says it"
+
+
+def _most_running(workspace: Workspace) -> int | None:
+    """Requests that ran on one instance while at least five waited there: the engine's limit, if it was ever reached."""
+    row = workspace.con.execute(
+        "SELECT max(r.value), count(*) FROM metrics r JOIN metrics w ON w.name = 'waiting' AND w.ts_us = r.ts_us"
+        " AND w.instance IS NOT DISTINCT FROM r.instance AND w.value >= 5 WHERE r.name = 'running'"
+    ).fetchone()
+    return int(row[0]) if row and row[0] and row[1] >= 10 else None
 
 
 def infer_fleet(seen: Observations, fleet: Fleet | None = None) -> Fleet:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfanalyze.config import DEFAULT_CLASSES, Fleet, SloClass
+from tfanalyze.config import DEFAULT_CLASSES, EngineLimits, Fleet, SloClass
 from tfanalyze.errors import WorkspaceError
 from tfanalyze.models.calibrate import Replayer, observed, quiet, simulated
 from tfanalyze.models.observe import infer_fleet, observe, open_for_reading
@@ -81,7 +81,7 @@ def validate(
     say = progress or quiet
     with open_for_reading(db) as workspace:
         say(0.0, "reading requests")
-        seen = observe(workspace, fleet)
+        seen = observe(workspace, fleet, limits_of(profile))
         used = infer_fleet(seen, fleet)
         held_out = profile is not None
         if profile is None:
@@ -105,6 +105,13 @@ def validate(
     out["assumed"] = list(seen.assumed)
     out["regime"] = regime(trace, profiles)
     return out | gate(out["errors"], max_error, out["regime"])
+
+
+def limits_of(profile: Profile | Mapping[str, Profile] | None) -> EngineLimits | None:
+    """The engine limits that a fit found, from the one profile that has them."""
+    many = [profile] if isinstance(profile, Profile) else list((profile or {}).values())
+    known = [p.facts["engine"] for p in many if isinstance(p.facts.get("engine"), dict)]
+    return EngineLimits(**known[0]) if len(known) == 1 else None
 
 
 def compare(trace: Trace, outcome: Outcome, classes: tuple[SloClass, ...]) -> dict[str, Any]:
