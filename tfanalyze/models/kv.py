@@ -77,7 +77,8 @@ def seats(log: RequestLog) -> int | None:
         if len(decoding) < LEAST_CROWDED:
             continue
         low, middle, high = np.quantile(decoding, (0.25, 0.5, 0.9))
-        if high - low <= 0.12 * middle + 1.0:  # memory gives no level: requests differ in size
+        at_top = float(np.mean(decoding >= 0.97 * decoding.max() - 1.0))
+        if high - low <= 0.12 * middle + 1.0 or at_top > 0.3:  # memory gives no level: requests differ in size
             level = int(np.bincount(np.rint(decoding[decoding >= middle]).astype(np.int64)).argmax())
             rounded = -(-level // 8) * 8
             found.append(rounded if rounded <= 1.03 * level + 1 else level)
