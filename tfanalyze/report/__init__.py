@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,13 +150,11 @@ def _reproduce(bundle: Mapping[str, Any]) -> list[Any]:
 
 def _policy(found: Mapping[str, Any]) -> str:
     """A policy's parts and their settings on one line."""
-    from tfanalyze.report.numbers import digits
-
     parts = []
     for one in found.values():
         if isinstance(one, Mapping) and one.get("name"):
             settings = one.get("params") or one.get("settings") or {}
-            shown = ", ".join(f"{k} {digits(v, 4) if isinstance(v, (int, float)) else v}" for k, v in settings.items())
+            shown = ", ".join(f"{k} {v:.5g}" if isinstance(v, float) else f"{k} {v}" for k, v in settings.items())
             parts.append(f"{one['name']} ({shown})" if shown else str(one["name"]))
     return "; ".join(parts)
 
@@ -176,6 +175,7 @@ def _write(out: Path, text: str) -> Path:
         part.write_text(text, encoding="utf-8")
         os.replace(part, out)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         raise InputError(f"cannot be written: {error.strerror}", str(out), "give another --out") from error
     return out

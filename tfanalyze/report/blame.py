@@ -10,8 +10,10 @@ import numpy.typing as npt
 from tfanalyze.report.columns import REASON, STATUS, Run
 from tfanalyze.trace import F64
 
-GATEWAY, QUEUE, PREFILL, DECODE, PREEMPTED = 1, 2, 3, 4, 5
-CAUSES = ("", "waited at the gateway", "waited in the engine's queue", "prefill", "decode", "preempted")
+GATEWAY, QUEUE, PREFILL, DECODE, PREEMPTED, BEFORE = 1, 2, 3, 4, 5, 6
+CAUSES = (
+    "", "waited at the gateway", "waited in the engine's queue", "prefill", "decode", "preempted", "before the first token",
+)  # fmt: skip
 _FAILED = len(CAUSES)  # causes from here on: one for each status that is not ok, then for each reason
 ALL_CAUSES = (*CAUSES, *(name.replace("timeout", "timed out") for name in STATUS[1:]), *REASON[1:], "unknown")
 UNKNOWN = len(ALL_CAUSES) - 1
@@ -35,7 +37,7 @@ def blame(run: Run) -> Blame:
     ttft, tpot, e2e = (_over(run, name) for name in ("ttft_s", "tpot_s", "e2e_s"))
     over = np.fmax(np.fmax(ttft, tpot), e2e)
     parts = np.nan_to_num(np.stack([run.gateway_s, run.queue_s, run.prefill_s, run.decode_s]), nan=-1.0)
-    first = np.where(parts[:3].max(axis=0) > 0, parts[:3].argmax(axis=0) + GATEWAY, UNKNOWN)
+    first = np.where(parts[:3].max(axis=0) > 0, parts[:3].argmax(axis=0) + GATEWAY, BEFORE)  # a log may not tell which
     whole = np.where(parts.max(axis=0) > 0, parts.argmax(axis=0) + GATEWAY, UNKNOWN)
     slow = np.where(run.preemptions > 0, PREEMPTED, DECODE)
     late = np.where(ttft > 1, first, np.where(tpot > 1, slow, np.where(e2e > 1, whole, UNKNOWN)))

@@ -29,7 +29,8 @@ def headline(runs: Sequence[Run], tune: Mapping[str, Any] | None) -> list[Block]
         return _tuned_headline(tune, holdout)
     if not runs:
         return [Note("No run to compare yet: tfanalyze compare --policy round_robin --policy tokenpilot adds some.", missing=True)]
-    first, best = runs[0], max(runs, key=goodput_tok_s)
+    simulated = [run for run in runs if run.simulated] or list(runs)
+    first, best = simulated[0], max(simulated, key=goodput_tok_s)
     cards = [_run_card(run, first) for run in runs[:6]]
     gain = 100 * (goodput_tok_s(best) / goodput_tok_s(first) - 1) if goodput_tok_s(first) > 0 else float("nan")
     text = (
@@ -43,7 +44,7 @@ def headline(runs: Sequence[Run], tune: Mapping[str, Any] | None) -> list[Block]
 
 def _run_card(run: Run, first: Run) -> Card:
     now, base = goodput_tok_s(run), goodput_tok_s(first)
-    change = "" if run is first or base <= 0 else f"{numbers.signed_pct(100 * (now / base - 1))} · "
+    change = "" if run is first or base <= 0 or not run.simulated else f"{numbers.signed_pct(100 * (now / base - 1))} · "
     return Card(f"goodput, {run.label}", numbers.rate(now), f"{change}attainment {numbers.share(attainment(run))}")
 
 
@@ -105,7 +106,7 @@ def changed(tune: Mapping[str, Any]) -> Table | None:
 
 
 def _setting(value: Any) -> str:
-    return numbers.digits(float(value), 4) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value if value is not None else numbers.NONE)
+    return f"{value:.5g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value if value is not None else numbers.NONE)
 
 
 def by_load(tune: Mapping[str, Any]) -> Figure | None:

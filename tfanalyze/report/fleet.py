@@ -31,8 +31,9 @@ def heat_maps(runs: Sequence[Run]) -> list[Figure]:
         for run, (t_s, rows) in zip(shown, queues, strict=True)
     ]
     if all(one is not None for one in holds):
+        used = max(1.0, *(100 * float(one[1].max()) for one in holds if one is not None and one[1].size))
         figures += [
-            _heat(run, "kv", "KV use by instance", "% used", one[0], 100 * one[1], 100.0, "%{z:.0f} % of KV used")
+            _heat(run, "kv", "KV use by instance", "% used", one[0], 100 * one[1], used, "%{z:.0f} % of KV used")
             for run, one in zip(shown, holds, strict=True) if one is not None
         ]  # fmt: skip
     else:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from tfanalyze.report import numbers
-from tfanalyze.report.figures import Figure, Spec, Table, bar, figure, log_axis
+from tfanalyze.report.figures import Figure, Line, Spec, Table, bar, figure, line, log_axis, time_unit
 from tfanalyze.report.figures import axis as plain_axis
 from tfanalyze.report.section import Block, Heading, Lines, Note
 
@@ -90,39 +92,77 @@ def error_table(observed: Mapping[str, Any], predicted: Mapping[str, Any], error
 
 
 def _more(found: Mapping[str, Any]) -> list[Block | None]:
-    blocks: list[Block | None] = []
-    for key in ("by_class", "worst_windows", "windows"):
-        if found.get(key):
-            blocks.append(table_of(key, found[key]))
-    for key in ("warnings", "notes", "trusted_notes"):
-        if found.get(key):
-            blocks.append(Lines(tuple(str(one) for one in found[key])))
-    return blocks
+    regime = found.get("regime") or {}
+    return [
+        *_states(found.get("state")), class_errors(found.get("by_class")), _windows(found.get("worst_windows")),
+        Note(f"Outside of what the profile was fitted on: {regime['text']}.") if regime.get("text") else None,
+        Note("The profile was fitted to these very requests: a log of another day tells more.") if found.get("held_out") is False else None,
+    ]  # fmt: skip
+
+
+def class_errors(found: Mapping[str, Any] | None) -> Table | None:
+    """Signed errors of the main quantities, one line a class."""
+    shown = [(measure, q) for measure in MEASURES for q in ("p50", "p95")]
+    rows = []
+    for name, one in (found or {}).items():
+        errors = [_at(one.get("errors") or {}, measure, q) for measure, q in shown]
+        rows.append((str(name), *(numbers.NONE if value is None else numbers.signed_pct(100 * value) for value in errors)))
+    head = ("class", *(f"{numbers.words(measure)} {q.upper()}" for measure, q in shown))
+    return Table(head, tuple(rows), "Error by class", "Prediction minus observation, relative.") if rows else None
+
+
+def _windows(found: Any) -> Table | None:
+    rows = tuple(
+        (f"{numbers.seconds(one['start_s'])} to {numbers.seconds(one['end_s'])}", numbers.words(str(one["metric"])), numbers.pretty("requests", one.get("requests")), numbers.pretty("error", one["error"]))
+        for one in found or ()
+    )
+    return Table(("window", "median of", "requests", "error"), rows, "Worst windows", "Where replay and log differ most; look there for what the model does not know.") if rows else None
+
+
+def _states(found: Any) -> list[Figure]:
+    """Running, waiting and KV use over time, replayed beside what the engines reported."""
+    if not isinstance(found, Mapping) or not found.get("predicted"):
+        return []
+    t_s = np.asarray(found["t_s"], np.float64)
+    unit, size = time_unit(float(t_s[-1] - t_s[0]) if len(t_s) > 1 else 1.0)
+    figures = []
+    for name, values in found["predicted"].items():
+        scale, what = (100.0, "% of KV") if name.endswith("share") else (1.0, "requests")
+        lines = {"replayed": values, "observed": (found.get("observed") or {}).get(name)}
+        known = {label: np.array([np.nan if v is None else v for v in one], np.float64) * scale for label, one in lines.items() if one}
+        if not any(np.isfinite(one).any() and np.nanmax(one) > 0 for one in known.values()):
+            continue
+        data = [line(Line(label, (t_s - t_s[0]) / size, one, "@0" if label == "replayed" else "@fg", "solid" if label == "replayed" else "dot"), f"%{{y:.3g}} {what}")
+                for label, one in known.items()]  # fmt: skip
+        rows = tuple((label, numbers.digits(float(np.nanmean(one))), numbers.digits(float(np.nanmax(one)))) for label, one in known.items())
+        told = ", ".join(f"{label} {mean} on average and {top} at most" for label, mean, top in rows)
+        tail = "" if "observed" in known else " The log has no engine metric to hold beside it."
+        layout: Spec = {"xaxis": plain_axis(f"{unit} since the start"), "yaxis": plain_axis(what, rangemode="tozero")}
+        title = {"running": "Requests in the batch", "waiting": "Requests in engine queues"}.get(name, "KV use")
+        figures.append(figure(f"state-{name}", f"{title}, whole fleet", f"{title}: {told}.{tail}", data, layout, Table(("", f"mean {what}", "highest"), rows)))
+    return figures
 
 
 def fitted(fit: Mapping[str, Any] | None) -> list[Block | None]:
     if not fit:
         return [Note("No profile fitted yet: tfanalyze fit does it.", missing=True)]
-    profiles = fit.get("profiles")
-    reports = profiles if isinstance(profiles, Mapping) and profiles else {"": fit}
     blocks: list[Block | None] = []
-    for name, one in reports.items():
-        if isinstance(one, Mapping):
-            blocks.append(coefficients(str(name), one.get("coefficients")))
-            if one.get("held_out"):
-                blocks.append(_held_out(one["held_out"]))
-    for key in ("identifiability", "health", "warnings", "notes", "statements"):
-        found = fit.get(key)
-        if isinstance(found, Mapping):
-            blocks.append(table_of(key, found))
-        elif found:
-            blocks.append(Lines(tuple(numbers.sentence(one) for one in ([found] if isinstance(found, str) else found))))
-    return [block for block in blocks if block is not None] or [table_of("fit", fit)]
+    for name, one in (fit.get("profiles") or {}).items():
+        blocks += [coefficients(str(name), one.get("coefficients")), _held_out(one.get("held_out") or {})]
+        blocks += [_lines("What the log can tell apart", one.get("identifiability")), _lines("Health", one.get("health"))]
+        blocks.append(Note(f"Form: {one.get('form')}. {str(one['form_reason']).capitalize()}.") if one.get("form_reason") else None)
+    blocks += [_lines("Health of the log", fit.get("health")), _lines("Assumed", fit.get("assumed"))]
+    return blocks
 
 
-def _held_out(found: Mapping[str, Any]) -> Table:
+def _lines(title: str, found: Any) -> Lines | None:
+    said = [found] if isinstance(found, (str, Mapping)) else list(found or ())
+    return Lines(tuple(numbers.sentence(one) for one in said), title=title) if said else None
+
+
+def _held_out(found: Mapping[str, Any]) -> Table | None:
     rows = tuple((numbers.words(str(key)), numbers.signed_pct(100 * float(value))) for key, value in found.items() if isinstance(value, (int, float)))
-    return Table(("", ""), rows, "Error on data held out of the fit", "Relative: what to expect of predictions on traffic like this.")
+    return Table(("", ""), rows, "Error on data held out of the fit", "Relative: what to expect of predictions on traffic like this.") if rows else None
 
 
 def coefficients(name: str, found: Any) -> Table | None:

@@ -100,6 +100,8 @@ def _pretty_number(key: str, value: Real) -> str:
         return seconds(number * 1e-3)
     if key.endswith("_s"):
         return seconds(number)
+    if key == "model_error":
+        return share(number)
     if key == "error":
         return signed_pct(100 * number)
     if key.endswith("_pct"):

@@ -114,7 +114,8 @@ def _block(block: Block, keys: dict[int, str], alone: bool) -> str:
         case Lines(code=True):
             return f'<pre tabindex="0">{escape(chr(10).join(block.lines))}</pre>'
         case Lines():
-            return f'<div class="box"><ul>{"".join(f"<li>{escape(one)}</li>" for one in block.lines)}</ul></div>'
+            title = f"<h3>{escape(block.title)}</h3>" if block.title else ""
+            return f'<div class="box">{title}<ul>{"".join(f"<li>{escape(one)}</li>" for one in block.lines)}</ul></div>'
 
 
 def _figure(one: Figure, key: str, alone: bool) -> str:

@@ -33,10 +33,10 @@ class Bins:
 
 
 def bins_of(arrival_s: F64, most: int = MAX_BINS, least_rows: int = 20) -> Bins:
-    """Windows for sorted arrivals: at most `most`, and about `least_rows` arrivals in each."""
+    """Windows for sorted arrivals: at most `most`, about `least_rows` arrivals in each, in a short trace fewer."""
     known = arrival_s[np.isfinite(arrival_s)]  # sorted, so that what never arrived stands at the end
     n = len(known)
-    bins = int(min(most, max(1, n // least_rows)))
+    bins = int(min(most, max(n // least_rows, min(24, n // 6), 1)))
     first, last = (float(known[0]), float(known[-1])) if n else (0.0, 1.0)
     last = last if last > first else first + 1.0
     edge_s = np.linspace(first, last, bins + 1)

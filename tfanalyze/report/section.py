@@ -42,6 +42,7 @@ class Lines:
 
     lines: tuple[str, ...]
     code: bool = False
+    title: str = ""
 
 
 Block = Card | Cards | Heading | Note | Lines | Figure | Table

@@ -10,7 +10,7 @@ import numpy as np
 from tfanalyze.report import numbers
 from tfanalyze.report.blame import ALL_CAUSES, Blame, worst
 from tfanalyze.report.columns import REASON, STATUS, Run
-from tfanalyze.report.figures import Figure, Line, Spec, Table, axis, figure, line, log_axis, time_unit
+from tfanalyze.report.figures import Figure, Line, Spec, Table, amounts, axis, bar, figure, line, log_axis, time_unit
 from tfanalyze.report.model import table_of
 from tfanalyze.report.reduce import QUANTILES, bins_of, sums
 from tfanalyze.report.runs import DASHES
@@ -85,11 +85,48 @@ def class_table(run: Run) -> Table:
 
 
 def inspected(found: Mapping[str, Any]) -> list[Block | None]:
-    """What `inspect` returned, as tables: plain values first, then each part of it."""
-    plain = {key: value for key, value in found.items() if not isinstance(value, (dict, list, tuple))}
-    blocks: list[Block | None] = [table_of("ingested", plain, "As ingested")] if plain else []
-    blocks += [table_of(str(key), value) for key, value in found.items() if isinstance(value, (dict, list, tuple)) and value]
-    return blocks
+    """What `inspect` returned: facts, token counts, where the time went, where it all came from."""
+    rate, sessions, prefix = (found.get(key) or {} for key in ("rate", "sessions", "prefix"))
+    facts = {
+        "began": found.get("began"), "span_s": found.get("span_s"), "requests": found.get("requests"), "retries": found.get("retries"),
+        "mean_req_s": rate.get("mean_req_s"), "peak_minute_req_s": rate.get("peak_minute_req_s"), "gap_cv": rate.get("gap_cv"),
+        "sessions": sessions.get("sessions"), "turns_mean": sessions.get("turns_mean"), "think_s_p50": sessions.get("think_s_p50"),
+        "block_size": prefix.get("block_size"), "seen_before_share": prefix.get("reusable_share"), "cached_share": prefix.get("cached_share"),
+    }  # fmt: skip
+    labels = {"gap_cv": "spread of the gaps (1 = Poisson)", "seen_before_share": "prompt tokens seen before", "cached_share": "prompt tokens cached",
+              "mean_req_s": "mean rate", "peak_minute_req_s": "busiest minute", "turns_mean": "turns a session", "think_s_p50": "think time P50"}  # fmt: skip
+    rows = tuple((labels.get(key, numbers.words(key)), numbers.pretty(key.removesuffix("_p50"), value)) for key, value in facts.items() if value is not None)
+    tokens = {name: one for name, one in (found.get("tokens") or {}).items() if one.get("known")}
+    return [
+        Table(("", ""), rows, "As ingested") if rows else None,
+        time_share((found.get("time") or {}).get("share")),
+        table_of("tokens", tokens, "Tokens") if tokens else None,
+        table_of("sources", found.get("sources"), "Sources"),
+        table_of("rejected", found.get("rejected"), "Rejected rows, by reason") if found.get("rejected") else None,
+        _origins(found.get("provenance")),
+    ]
+
+
+def time_share(found: Mapping[str, Any] | None) -> Figure | None:
+    """Where the summed end-to-end seconds went, as observed."""
+    if not found:
+        return None
+    names, values = list(found), [100 * float(value) for value in found.values()]
+    top = max(zip(values, names, strict=True))
+    sentence = f"Of all the seconds between arrivals and last tokens, as the log tells it; most went to {top[1]} ({top[0]:.0f} %)."
+    data = [bar("share", names, values, "@0", across=True, text=[f"{value:.1f} %" for value in values])]
+    layout: Spec = {"xaxis": amounts("% of the time", values), "yaxis": axis("", autorange="reversed", automargin=True), "showlegend": False}
+    rows = tuple((name, f"{value:.1f} %") for name, value in zip(names, values, strict=True))
+    return figure("time", "Where the requests' time went", sentence, data, layout, Table(("part", "share"), rows), height=110 + 28 * len(names))
+
+
+def _origins(found: Mapping[str, Mapping[str, Any]] | None) -> Table | None:
+    """Which columns were observed, derived or assumed."""
+    by_kind: dict[str, list[str]] = {}
+    for column, kinds in (found or {}).items():
+        by_kind.setdefault(" or ".join(sorted(kinds)), []).append(column)
+    rows = tuple((kind, ", ".join(columns)) for kind, columns in by_kind.items())
+    return Table(("", ""), rows, "Where the columns come from", "What a log does not name is unknown, never 0.") if rows else None
 
 
 def worst_requests(run: Run, verdict: Blame) -> Table | Note:
