@@ -243,7 +243,7 @@ def _paths(trace: Trace, fleet: Fleet, block_sizes: tuple[int, ...]) -> tuple[An
     cached = any(pool.engine.cache != "none" for pool in fleet.pools)
     parts = [build_segments(trace, size) for size in block_sizes] if cached else []
     if not parts or not any(len(p.seg_id) for p in parts):
-        return records(1, lo.SEG), np.zeros(1, np.int32), np.zeros((1, len(trace) + 1), np.int64)
+        return records(1, lo.SEG), np.zeros(1, np.int32), np.zeros((len(block_sizes), len(trace) + 1), np.int64)
     if len(parts) == 1:
         return parts[0].seg, parts[0].seg_id, parts[0].off.reshape(1, -1)
     poff = np.zeros((len(block_sizes), len(trace) + 1), np.int64)
