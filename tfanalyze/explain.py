@@ -169,7 +169,7 @@ def _least(candidates: list[dict[str, Any]]) -> str | None:
 
 
 def _terms(policy: Any, rows: list[dict[str, Any]], request: dict[str, Any]) -> list[dict[str, float]] | None:
-    """Score by term where the policy has ``terms(view, request, params)``."""
+    """Score by term where the policy has ``terms(view, request, params, scores)``."""
     if not hasattr(type(policy), "terms"):
         return None
     from tfanalyze.replay.state import REQUEST, VIEW
@@ -182,7 +182,7 @@ def _terms(policy: Any, rows: list[dict[str, Any]], request: dict[str, Any]) -> 
     for name in REQUEST.names or ():
         asked[name][0] = request[name]
     params = [float(getattr(policy, f.name)) for f in fields(policy)]
-    found: list[dict[str, float]] = type(policy).terms(view, asked[0], params)
+    found: list[dict[str, float]] = type(policy).terms(view, asked[0], params, [row["score"] for row in rows])
     return found
 
 

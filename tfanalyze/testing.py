@@ -96,7 +96,7 @@ class Decider:
     """One policy with its memory and random state, asked directly: compiled, or as plain Python with the JIT off."""
 
     policy: Any
-    n_instances: int = 8
+    n_instances: int = 16
     n_sites: int = 2
     n_queues: int = 3
     seed: int = 1
@@ -110,6 +110,9 @@ class Decider:
 
     def choose(self, records: Any, request: Any) -> int:
         """Index of the instance or site among VIEW or SITE ``records``; ``scores`` keeps what each was worth."""
+        assert len(records) <= max(self.n_instances, self.n_sites), (
+            f"{len(records)} records: raise n_instances"
+        )
         self.scores = np.zeros(len(records))
         return self._call(
             _plain(records), _plain(request)[0], self.params, self.memory, self.rng, self.scores

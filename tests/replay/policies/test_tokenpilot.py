@@ -109,7 +109,7 @@ def test_equal_instances_share_by_seed_and_the_same_seed_repeats() -> None:
 def test_near_ties_do_not_herd_but_a_session_stays() -> None:
     # 20 tokens of backlog are 1 ms: inside the band of 3 ms
     view = waiting_view([1, 20, 20, 40])
-    decider = pilot(tie_s=0.003)
+    decider = pilot(tie_s=0.003, decode_weight=0, slo_weight=0)  # without the memory of what it sent
     assert len({decider.choose(view, make_request()) for _ in range(200)}) == 4
     assert {decider.choose(view, make_request(last_instance=3)) for _ in range(50)} == {3}
     assert {pilot(tie_s=0).choose(view, make_request(last_instance=3)) for _ in range(5)} == {0}
@@ -126,6 +126,16 @@ def test_backlog_of_other_gateways_is_seen_in_reports() -> None:
     view = make_view(2, inflight=[1, 1], inflight_prefill_tokens=[1000, 1000], running=[1, 1], waiting=[9, 0],
                      queued_prefill_tokens=[10_000, 1000])  # fmt: skip
     assert pilot().choose(view, make_request()) == 1
+
+
+def test_prompts_sent_lately_count_as_load_of_the_decode() -> None:
+    """Equal views: what was sent to an instance a moment ago slows the decodes there, and is forgotten in time."""
+    view, decider = make_view(2), pilot(tie_s=0)
+    first = decider.choose(view, make_request(input_tokens=50_000))
+    assert decider.choose(view, make_request(input_tokens=50_000, now_s=0.1)) == 1 - first
+    assert decider.memory[: 2 * len(view) : 2].min() > 1000
+    decider.choose(view, make_request(input_tokens=1, now_s=1000.0))
+    assert decider.memory[: 2 * len(view) : 2].min() < 1.0
 
 
 def test_unready_instances_are_never_chosen_and_none_is_minus_one() -> None:
@@ -151,8 +161,8 @@ def test_terms_add_up_to_the_score() -> None:
     request = make_request(input_tokens=9000, ttft_slo_s=0.2, tpot_slo_s=0.001)
     decider = pilot()
     decider.choose(view, request)
-    rows = TokenPilot.terms(view, request[0], decider.params)
-    assert np.allclose([sum(row.values()) for row in rows], decider.scores, rtol=1e-12)
+    rows = TokenPilot.terms(view, request[0], decider.params, decider.scores)
+    assert np.allclose([sum(row.values()) for row in rows], decider.scores, rtol=1e-9)
 
 
 def test_prediction_is_the_step_formula() -> None:

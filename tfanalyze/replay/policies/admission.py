@@ -217,7 +217,7 @@ class AdaptiveConcurrency:
     """A concurrency limit that follows the ratio of the best latency seen to the present one.
 
     limit <- (1 - smooth) limit + smooth (limit * clamp(tolerance * best / now, 0.5, 1) + sqrt(limit)), latency = smoothed
-    TTFT, each period; the best one decays towards the present so that it can be measured anew.
+    TTFT less the smoothed wait in its own queue, each period; the best one decays towards the present so that it can be measured anew.
     Source: Gradient2 of Netflix's concurrency-limits, as in Envoy's adaptive_concurrency filter.
     """
 
@@ -253,9 +253,10 @@ class AdaptiveConcurrency:
             memory[0] = start_requests * max(1.0, gate[0].instances)
         if op == ADMIT_HEAD:
             if gate[0].inflight < memory[0]:
+                memory[2] += 0.1 * (request.queued_s - memory[2])
                 return PASS
             return SHED if request.queued_s > max_wait_s else HOLD
-        now = gate[0].ttft_ewma_s
+        now = gate[0].ttft_ewma_s - memory[2]  # what it took after the gateway's own queue
         if op == ADMIT_TICK and now > 0.0:
             best = now if memory[1] == 0.0 else min(now, memory[1] * (1.0 + 0.001 * period_s))
             memory[1] = best

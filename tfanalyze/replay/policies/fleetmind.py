@@ -74,7 +74,7 @@ def site_success(z, request, gap, spread_s, kv_knee):
     if request.ttft_slo_s < np.inf:
         p *= share_below(request.ttft_slo_s, ttft, spread_s + 0.05 * ttft)
     if request.tpot_slo_s < np.inf:
-        p *= share_below(request.tpot_slo_s, gap, 0.25 * gap)
+        p *= share_below(request.tpot_slo_s, gap, 0.5 * gap)
     end = min(request.e2e_slo_s, request.deadline_s - request.arrival_s)
     if end < np.inf:
         whole = ttft + gap * request.expected_output_tokens
@@ -100,7 +100,7 @@ class FleetMind:
 
     miss_s: float = param(5.0, "s", 0.0, 60.0, "seconds of score that a certain SLO miss costs")
     spill_below: float = param(
-        0.9, "share", 0.0, 1.0, "success at home below which other sites are considered"
+        0.95, "share", 0.0, 1.0, "success at home below which other sites are considered"
     )
     hysteresis: float = param(0.05, "share", 0.0, 0.5, "how far above that success at home must be to return")
     near_s: float = param(
@@ -111,7 +111,7 @@ class FleetMind:
     )
     drift: float = param(0.2, "s/s", 0.0, 2.0, "spread of the prediction for each second of report age")
     history_weight: float = param(
-        0.3, "share", 0.0, 1.0, "how much of success rests on the class's recent attainment there"
+        0.5, "share", 0.0, 1.0, "how much of success rests on the class's recent attainment there"
     )
     forget_s: float = param(
         30.0,

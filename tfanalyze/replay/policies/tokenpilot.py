@@ -41,10 +41,22 @@ def saved_s(v, request):
 
 
 @helper
-def decode_s(v, request):
-    """Predicted decode time of this request: its expected tokens, one step each, in the batch as it is plus itself."""
+def busy_share(v, rate_tok_s, window_s, age_s):
+    """Share of its time that the instance prefills: prompt tokens sent there lately (a decaying rate) times their cost.
+
+    Reports that count more requests than this gateway sent tell how much of the load is others'.
+    """
+    rate = rate_tok_s * np.exp(-max(0.0, age_s) / window_s)
+    if v.running + v.waiting > v.inflight > 0.0:
+        rate *= (v.running + v.waiting) / v.inflight
+    return min(0.95, rate * prefill_token_s(v, 2048.0))
+
+
+@helper
+def decode_s(v, request, busy):
+    """Predicted decode time of this request: a step for each expected token, stretched by the time that prefill takes."""
     step = decode_step_s(v, v.decoding + 1.0, v.kv_tokens + request.input_tokens)
-    return request.expected_output_tokens * step
+    return request.expected_output_tokens * step / (1.0 - busy)
 
 
 @helper
@@ -111,19 +123,24 @@ class TokenPilot:
     tie_age_weight: float = param(
         0.02, "s/s", 0.0, 1.0, "the tie band grows by this for each second of report age"
     )
+    window_s: float = param(
+        10.0, "s", 1.0, 120.0, "span over which prompt tokens sent count as prefill load", log=True
+    )
     stale_s: float = param(
         1.0, "s", 0.05, 60.0, "report age at which half of it is believed", log=True, tune=False
     )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
-        return 0
+        return (
+            2 * n_instances
+        )  # of each: prompt tokens a second sent lately, and when that was last brought up to date
 
     @staticmethod
     def choose(view, request, params, memory, rng, scores):
         cache_weight, margin_s, decode_weight, stall_weight = params[0], params[1], params[2], params[3]
         kv_weight, kv_knee, slo_weight = params[4], params[5], params[6]
-        tie_s, tie_age_weight, stale_s = params[7], params[8], params[9]
+        tie_s, tie_age_weight, window_s, stale_s = params[7], params[8], params[9], params[10]
         least, age = np.inf, 0.0
         for n in range(view.size):
             scores[n] = np.inf
@@ -142,7 +159,8 @@ class TokenPilot:
             if cache_weight * saved > wait - least + margin_s:
                 score -= cache_weight * saved
             if decode_weight > 0.0 or slo_weight > 0.0:
-                decode = decode_s(v, request)
+                busy = busy_share(v, memory[2 * n], window_s, request.now_s - memory[2 * n + 1])
+                decode = decode_s(v, request, busy)
                 score += decode_weight * decode
                 if slo_weight > 0.0:
                     score += slo_weight * miss_s(v, request, wait, cold - saved, decode)
@@ -151,31 +169,40 @@ class TokenPilot:
             if kv_weight > 0.0:
                 score += kv_weight * recompute_s(v, request, kv_knee, stale_s)
             scores[n] = score
-        return argmin_within(scores, view, rng, tie_s + tie_age_weight * age, request.last_instance)
+        best = argmin_within(scores, view, rng, tie_s + tie_age_weight * age, request.last_instance)
+        if best >= 0:
+            fade = np.exp(-max(0.0, request.now_s - memory[2 * best + 1]) / window_s)
+            new = max(1.0, request.input_tokens - view[best].hit_tokens)
+            memory[2 * best] = memory[2 * best] * fade + new / window_s
+            memory[2 * best + 1] = request.now_s
+        return best
 
     @staticmethod
-    def terms(view, request, params):
-        """Each candidate's score by term, in seconds; only Python calls it, for `explain`."""
+    def terms(view, request, params, scores):
+        """Each candidate's score by term, in seconds; only Python calls it, for `explain`.
+
+        The decode time rests on the policy's memory, which is gone by then: it is what explains the rest of the score.
+        """
         cache_weight, margin_s, decode_weight, stall_weight = params[0], params[1], params[2], params[3]
-        kv_weight, kv_knee, slo_weight, stale_s = params[4], params[5], params[6], params[9]
+        kv_weight, kv_knee, slo_weight, stale_s = params[4], params[5], params[6], params[10]
         waits = [wait_s(v, request, stale_s) if v.ready == 1 else np.inf for v in view]
         rows = []
-        for v, wait in zip(view, waits, strict=True):
-            cold, saved, decode = (
-                prefill_time_s(v, request.input_tokens, 0.0),
-                saved_s(v, request),
-                decode_s(v, request),
-            )
+        for v, wait, score in zip(view, waits, scores, strict=True):
+            cold, saved = prefill_time_s(v, request.input_tokens, 0.0), saved_s(v, request)
             follows = cache_weight * saved > wait - min(waits) + margin_s
-            rows.append(
-                {
-                    "wait_s": wait,
-                    "cold_prefill_s": cold,
-                    "cache_credit_s": -cache_weight * saved if follows else 0.0,
-                    "decode_s": decode_weight * decode,
-                    "stall_s": stall_weight * stall_s(v, request, cold - saved),
-                    "kv_s": kv_weight * recompute_s(v, request, kv_knee, stale_s),
-                    "miss_s": slo_weight * miss_s(v, request, wait, cold - saved, decode),
-                }
-            )
+            row = {
+                "wait_s": wait,
+                "cold_prefill_s": cold,
+                "cache_credit_s": -cache_weight * saved if follows else 0.0,
+                "stall_s": stall_weight * stall_s(v, request, cold - saved),
+                "kv_s": kv_weight * recompute_s(v, request, kv_knee, stale_s),
+            }
+            rest = score - sum(row.values())
+            low = high = decode_s(v, request, 0.0)
+            high *= 25.0
+            for _ in range(60):
+                decode = 0.5 * (low + high)
+                miss = slo_weight * miss_s(v, request, wait, cold - saved, decode)
+                low, high = (decode, high) if decode_weight * decode + miss < rest else (low, decode)
+            rows.append({**row, "decode_s": decode_weight * decode, "miss_s": miss})
         return rows
