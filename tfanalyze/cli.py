@@ -66,7 +66,8 @@ def ingest_logs(
     options = {**tf.load_config(config).ingest, **given}
     if explain:
         for path in paths:
-            cp.show("explain_file", tf.explain_file(path, format=format, **options), json, quiet)
+            found = tf.explain_file(path, format=format, **options)
+            cp.show("explain_file", {"schema": "tfanalyze.explain_file/1", **found}, json, quiet)
         return
     with cp.progress(json, quiet) as report:
         result = tf.ingest_logs(paths, db=db, format=format, progress=report, **options)
@@ -111,7 +112,7 @@ def lint(db: cp.Db = DB, json: cp.Json = False, quiet: cp.Quiet = False) -> None
     """What is wrong with the ingested traces, before anyone trusts them."""
     import tfanalyze as tf
 
-    cp.show("lint", tf.lint(db), json, quiet)
+    cp.show("lint", {"schema": "tfanalyze.lint/1", "db": str(db), **tf.lint(db)}, json, quiet)
 
 
 # models -----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfanalyze.errors import FormatError, WorkspaceError
+from tfanalyze.sessionblocks import with_session_blocks
 from tfanalyze.trace import F64, I32, I64, Classify, Observed, Trace, dense_ids, offsets, take_blocks
 from tfanalyze.traceops import chain, cut
 
@@ -128,10 +129,10 @@ def _load(workspace: Workspace, names: list[str], classify: Classify | None) -> 
         raw = _fetch(con, "SELECT * EXCLUDE (blocks, slo_class, tenant, model, instance, session_id, corr_id) FROM picked ORDER BY k")
         session = _codes(con, "session_id")[0]
         off, flat = _blocks(con, raw, notes)
-        sources = dict(con.execute("SELECT source_id, path FROM sources").fetchall())
+        sources = dict(con.execute("SELECT source_id, path FROM sources WHERE kind = 'log'").fetchall())
     finally:
         con.execute("DROP TABLE IF EXISTS picked")
-    return _build(raw, found, session, off, flat, names, classify, notes, sources)
+    return with_session_blocks(_build(raw, found, session, off, flat, names, classify, notes, sources))
 
 
 def _main_vantage(workspace: Workspace, notes: list[str]) -> str:
