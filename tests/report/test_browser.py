@@ -83,7 +83,7 @@ def test_hover_shows_values(browser: Browser, page: Path) -> None:
     browser.open(page)
     box = browser.value("(() => { const b = document.querySelector('.current [data-figure] .nsewdrag').getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; })()")
     browser.point(box[0] + box[2] / 2, box[1] + box[3] * 0.7)
-    browser.until("document.querySelector('.hoverlayer .hovertext')")
+    browser.until("document.querySelector('.hoverlayer').textContent")
     assert "tok/s" in browser.value("document.querySelector('.hoverlayer').textContent")
 
 

@@ -89,7 +89,7 @@ def _heat(run: Run, key: str, title: str, unit: str, t_s: F64, rows: F64, top: f
     spread = f"{run.instances[high]} is the fullest on average ({numbers.digits(float(mean[high]))} {unit}), " \
              f"{run.instances[low]} the emptiest ({numbers.digits(float(mean[low]))})" if len(mean) > 1 else \
              f"on average {numbers.digits(float(mean[0]))} {unit}"  # fmt: skip
-    sentence = f"One row an instance, darker is fuller, one scale for all runs; {spread}. Uneven rows mean uneven load."
+    sentence = f"One row an instance; the stronger the colour, the fuller, on one scale for all runs; {spread}. Uneven rows mean uneven load."
     data = [heat((t_s - t_s[0]) / size, labels, shown, unit, hover, top)]
     layout: Spec = {"xaxis": axis(f"{name} since the start"), "yaxis": {"automargin": True, "autorange": "reversed", "type": "category"}}
     table = Table(("instance", f"mean {unit}", f"highest {unit}"),
@@ -199,6 +199,6 @@ def _quota(run: Run) -> Figure:
     data = [line(Line(labels[q], (t_s - t_s[0]) / size, rows[:, q], f"@{q}", dashes[q], step=True), "%{y:.3g}") for q in shown]
     moved = [f"{labels[q]} {numbers.digits(float(np.nanmin(rows[:, q])))} to {numbers.digits(float(np.nanmax(rows[:, q])))}" for q in shown]
     sentence = f"What admission lets each class have in flight, as the controller moved it: {', '.join(moved)}. A flat line was never moved."
-    layout: Spec = {"xaxis": axis(f"{unit} since the start"), "yaxis": axis("quota", rangemode="tozero")}
+    layout: Spec = {"hovermode": "x unified", "xaxis": axis(f"{unit} since the start"), "yaxis": axis("quota", rangemode="tozero")}
     table = Table(("class", "lowest", "highest"), tuple((labels[q], *(numbers.digits(float(f(rows[:, q]))) for f in (np.nanmin, np.nanmax))) for q in shown))
     return figure("quota", f"Quota movements: {run.label}", sentence, data, layout, table, wide=True)

@@ -137,7 +137,7 @@ def _states(found: Any) -> list[Figure]:
         rows = tuple((label, numbers.digits(float(np.nanmean(one))), numbers.digits(float(np.nanmax(one)))) for label, one in known.items())
         told = ", ".join(f"{label} {mean} on average and {top} at most" for label, mean, top in rows)
         tail = "" if "observed" in known else " The log has no engine metric to hold beside it."
-        layout: Spec = {"xaxis": plain_axis(f"{unit} since the start"), "yaxis": plain_axis(what, rangemode="tozero")}
+        layout: Spec = {"hovermode": "x unified", "xaxis": plain_axis(f"{unit} since the start"), "yaxis": plain_axis(what, rangemode="tozero")}
         title = {"running": "Requests in the batch", "waiting": "Requests in engine queues"}.get(name, "KV use")
         figures.append(figure(f"state-{name}", f"{title}, whole fleet", f"{title}: {told}.{tail}", data, layout, Table(("", f"mean {what}", "highest"), rows)))
     return figures
@@ -150,7 +150,7 @@ def fitted(fit: Mapping[str, Any] | None) -> list[Block | None]:
     for name, one in (fit.get("profiles") or {}).items():
         blocks += [coefficients(str(name), one.get("coefficients")), _held_out(one.get("held_out") or {})]
         blocks += [_lines("What the log can tell apart", one.get("identifiability")), _lines("Health", one.get("health"))]
-        blocks.append(Note(f"Form: {one.get('form')}. {str(one['form_reason']).capitalize()}.") if one.get("form_reason") else None)
+        blocks.append(Note(f"Form: {one.get('form')}. {numbers.capital(str(one['form_reason']))}.") if one.get("form_reason") else None)
     blocks += [_lines("Health of the log", fit.get("health")), _lines("Assumed", fit.get("assumed"))]
     return blocks
 
@@ -183,7 +183,7 @@ def coefficients(name: str, found: Any) -> Table | None:
 
 def table_of(key: str, found: Any, title: str = "") -> Table | None:
     """Any result as a table: a mapping of mappings or a list of mappings by column, a mapping by line."""
-    heading = title or numbers.words(key).capitalize()
+    heading = title or numbers.capital(numbers.words(key))
     if isinstance(found, Mapping):
         if found and all(isinstance(one, Mapping) for one in found.values()):
             return _rows_table(heading, [{numbers.words(key): name, **one} for name, one in found.items()])

@@ -138,6 +138,11 @@ def sentence(found: Any) -> str:
     return pretty("", found)
 
 
+def capital(text: str) -> str:
+    """The text with its first letter in upper case, the others as they are."""
+    return text[:1].upper() + text[1:]
+
+
 def sparkline(values: Sequence[float], width: int = 40) -> str:
     """Values as one line of blocks, at most `width` of them (neighbours are averaged); gaps stay blank."""
     known = [float(value) if value is not None else math.nan for value in values]

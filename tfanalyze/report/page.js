@@ -58,7 +58,7 @@
       margin: { l: narrow ? 40 : 52, r: narrow ? 8 : 14, t: 12, b: 40 },
       showlegend: false,
       hoverlabel: { bgcolor: palette.panel, bordercolor: palette.muted, font: { color: palette.fg } },
-      hovermode: "closest", dragmode: narrow ? false : "zoom", height: figure.height, autosize: true, ...layout,
+      hovermode: "closest", hoverdistance: 40, dragmode: narrow ? false : "zoom", height: figure.height, autosize: true, ...layout,
     };
   }
 

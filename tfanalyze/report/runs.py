@@ -88,7 +88,7 @@ def goodput_over_time(runs: Sequence[Run]) -> Figure:
         f"{best.label} delivers most: {numbers.rate(goodput_tok_s(best))} on average. Where a line leaves the grey area, "
         f"tokens were late, cut off or never made."
     )
-    layout: Spec = {"xaxis": axis(f"arrival, {unit} since the start"), "yaxis": axis("output tokens/s", rangemode="tozero")}
+    layout: Spec = {"hovermode": "x unified", "xaxis": axis(f"arrival, {unit} since the start"), "yaxis": axis("output tokens/s", rangemode="tozero")}
     table = Table(("run", "mean tok/s", "lowest", "highest"), tuple(rows))
     return figure("goodput", "Goodput and offered load over time", sentence, data, layout, table, wide=True)
 
@@ -118,7 +118,7 @@ def latency_over_time(runs: Sequence[Run], measure: str = "ttft_s") -> Figure:
         rows.append((run.label, numbers.seconds(typical), numbers.seconds(peaks[run.label])))
     told = "; ".join(f"{name} peaks at {numbers.seconds(value)}" for name, value in peaks.items())
     sentence = f"P95 {SHORT[measure]} of the requests that arrived in each window, on a log scale: {told}."
-    layout: Spec = {"xaxis": axis(f"arrival, {unit} since the start"), "yaxis": log_axis("seconds")}
+    layout: Spec = {"hovermode": "x unified", "xaxis": axis(f"arrival, {unit} since the start"), "yaxis": log_axis("seconds")}
     table = Table(("run", "median window", "worst window"), tuple(rows))
     return figure(f"{measure}-time", f"P95 {SHORT[measure]} over time", sentence, data, layout, table, wide=True)
 
@@ -217,18 +217,18 @@ def waste(runs: Sequence[Run]) -> Figure | None:
     if not names:
         return None
     data, rows = [], []
-    for cause_index, cause in enumerate(names):
+    for k, cause in enumerate(names):
         tokens = [int(run.waste_tokens.get(cause, 0)) for run in simulated]
         text = [numbers.count(value) for value in tokens]
-        data.append(bar(cause, [run.label for run in simulated], tokens, f"@{cause_index % 7}", text=text,
-                        pattern=PATTERNS[cause_index % 7]))  # fmt: skip
+        data.append(bar(cause, [run.label for run in simulated], tokens, f"@{k % 7}", text=text, across=True, pattern=PATTERNS[k % 7]))
+        data[-1]["textposition"] = "inside"
         rows.append((cause, *text))
     totals = {run.label: sum(run.waste_tokens.values()) for run in simulated}
     told = ", ".join(f"{name} {numbers.count(value)}" for name, value in totals.items())
     sentence = f"Tokens the engines computed for attempts that came to nothing, or computed twice after a preemption: {told}."
-    layout: Spec = {"barmode": "stack", "yaxis": axis("tokens", rangemode="tozero")}
+    layout: Spec = {"barmode": "stack", "xaxis": axis("tokens", rangemode="tozero"), "yaxis": axis("", autorange="reversed", automargin=True)}
     table = Table(("cause", *(run.label for run in simulated)), tuple(rows))
-    return figure("waste", "Work that served nobody", sentence, data, layout, table)
+    return figure("waste", "Work that served nobody", sentence, data, layout, table, height=130 + 46 * len(simulated))
 
 
 def fates(runs: Sequence[Run]) -> Figure:

@@ -48,7 +48,7 @@ def arrivals(run: Run) -> Figure:
     peak = float(total.max() / max(total.mean(), 1e-9))
     sentence = (f"{numbers.count(len(run))} requests over {numbers.seconds(float(arrival_s[-1] - arrival_s[0]))}; the busiest of the "
                 f"{len(bins)} windows has {numbers.digits(peak)} times the mean rate.")  # fmt: skip
-    layout: Spec = {"xaxis": axis(f"{unit} since the start"), "yaxis": axis("requests/s", rangemode="tozero")}
+    layout: Spec = {"hovermode": "x unified", "xaxis": axis(f"{unit} since the start"), "yaxis": axis("requests/s", rangemode="tozero")}
     return figure("arrivals", "Arrivals by class", sentence, data, layout, Table(("class", "requests", "mean 1/s", "peak 1/s"), tuple(rows)), wide=True)
 
 
@@ -101,7 +101,7 @@ def inspected(found: Mapping[str, Any]) -> list[Block | None]:
         Table(("", ""), rows, "As ingested") if rows else None,
         time_share((found.get("time") or {}).get("share")),
         table_of("tokens", tokens, "Tokens") if tokens else None,
-        table_of("sources", found.get("sources"), "Sources"),
+        _sources(found.get("sources")),
         table_of("rejected", found.get("rejected"), "Rejected rows, by reason") if found.get("rejected") else None,
         _origins(found.get("provenance")),
     ]
@@ -118,6 +118,12 @@ def time_share(found: Mapping[str, Any] | None) -> Figure | None:
     layout: Spec = {"xaxis": amounts("% of the time", values), "yaxis": axis("", autorange="reversed", automargin=True), "showlegend": False}
     rows = tuple((name, f"{value:.1f} %") for name, value in zip(names, values, strict=True))
     return figure("time", "Where the requests' time went", sentence, data, layout, Table(("part", "share"), rows), height=110 + 28 * len(names))
+
+
+def _sources(found: Sequence[Mapping[str, Any]] | None) -> Table | None:
+    """Files as ingested; a path by its last two parts, which tell files apart."""
+    shown = [{**one, "path": "/".join(str(one.get("path", "")).split("/")[-2:])} for one in found or ()]
+    return table_of("sources", shown, "Sources")
 
 
 def _origins(found: Mapping[str, Mapping[str, Any]] | None) -> Table | None:
