@@ -43,27 +43,37 @@ def capacity_from_use(workspace: Workspace, log: RequestLog, instance: int, orig
     Shared prefixes and blocks kept for reuse put both off, so this is a check of a configured figure, or a rough
     figure where none is known. None without a KV use metric above 5 %.
     """
+    name = log.instances[instance]
     got = workspace.con.execute(
-        "SELECT ts_us, value FROM metrics WHERE name = 'kv_usage' AND (instance = ? OR ? = 'default') ORDER BY ts_us",
-        [log.instances[instance], log.instances[instance]],
+        "SELECT ts_us, value FROM metrics WHERE name = 'kv_usage' AND (instance = ? OR ?) ORDER BY ts_us", [name, len(log.instances) == 1]
     ).fetchnumpy()
     if not len(got["ts_us"]):
         return None
     share = np.asarray(got["value"], dtype=np.float64)
     state = state_at(log, instance, (got["ts_us"] - origin_us) * 1e-6)
-    use = (share > 0.05) & state.reliable & (state.kv_tokens > 0)
-    if use.sum() < 10:
+    use = (share > 0.05) & (state.reliable | (share > 0.5)) & (state.kv_tokens > 0)
+    if use.sum() >= 10:
+        ratio = state.kv_tokens[use] / share[use]
+        low, middle, high = (float(x) for x in np.quantile(ratio, (0.1, 0.5, 0.9)))
+        return {"kv_tokens": int(middle), "low": int(low), "high": int(high), "samples": int(use.sum()), "by": "time"}
+    if (share > 0.05).sum() < 10:  # clocks that do not meet: compare the levels
         return None
-    ratio = state.kv_tokens[use] / share[use]
-    low, middle, high = (float(x) for x in np.quantile(ratio, (0.1, 0.5, 0.9)))
-    return {"kv_tokens": int(middle), "low": int(low), "high": int(high), "samples": int(use.sum())}
+    levels = np.array([0.5, 0.75, 0.9])
+    state = state_at(log, instance, np.linspace(0.0, float(log.finish_s.max()), len(share)))
+    ratio = np.quantile(state.kv_tokens, levels) / np.quantile(share, levels)
+    return {"kv_tokens": int(np.median(ratio)), "low": int(ratio.min()), "high": int(ratio.max()), "samples": len(share), "by": "level"}
 
 
 def _crowded(log: RequestLog, instance: int) -> tuple[F64, F64]:
-    """Decoding requests and their KV tokens at moments when at least three requests waited for a place."""
+    """Running requests and their KV tokens at moments when requests waited for a place for long: at least three that
+    have waited ten times as long as the quickest twentieth waits for its first token."""
     rows = log.take(log.instance == instance)
+    if len(rows) == 0:
+        return np.zeros(0), np.zeros(0)
     times = np.sort(rows.first_s)
-    state = state_at(replace(rows, start_s=rows.first_s, instance=np.zeros(len(rows), np.int32), instances=("0",)), 0, times)
+    patience = 10.0 * float(np.quantile(rows.first_s - rows.arrival_s, 0.05))
+    late = np.minimum(rows.arrival_s + patience, rows.first_s)
+    state = state_at(replace(rows, arrival_s=late, start_s=rows.first_s, instance=np.zeros(len(rows), np.int32), instances=("0",)), 0, times)
     crowded = state.waiting >= 3
     return state.decoding[crowded], state.kv_tokens[crowded]
 
