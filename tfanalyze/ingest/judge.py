@@ -93,7 +93,7 @@ def take(workspace: Workspace, form: Format, ctx: Context, line: str) -> Verdict
     vantage = ctx.options.vantage or form.vantage
     _find_duplicates(con, vantage, base, cols, judged)
     judged = _with_duplicates(con, judged)
-    reasons, taken = _counts(con, judged)
+    reasons, taken, whole = _counts(con, judged)
     if not taken and not reasons:
         raise FormatError("holds no requests", ctx.source.name, f"it was read as {form.name}; say with --format if it is not")
     if not taken and set(reasons) == {"no_arrival"}:
@@ -111,7 +111,7 @@ def take(workspace: Workspace, form: Format, ctx: Context, line: str) -> Verdict
                 [ctx.source.name],
             )
         if taken:
-            _insert(con, form, ctx, cols, judged, source_id, base, vantage)
+            _insert(con, form, ctx, cols, judged if whole else f"SELECT * FROM ({judged}) WHERE reason IS NULL", source_id, base, vantage)
             link_retries(con, source_id)
             con.execute(
                 "UPDATE sources SET first_us = span.low, last_us = span.high FROM (SELECT min(arrival_us) AS low, "
@@ -186,12 +186,17 @@ def _with_duplicates(con: duckdb.DuckDBPyConnection, judged: str) -> str:
     )
 
 
-def _counts(con: duckdb.DuckDBPyConnection, judged: str) -> tuple[dict[str, int], int]:
+def _counts(con: duckdb.DuckDBPyConnection, judged: str) -> tuple[dict[str, int], int, bool]:
+    """Rejected by reason, taken, and whether every staged row is taken."""
+    total = con.execute(f"SELECT count(*), count(reason) FROM ({judged})").fetchone()
+    assert total is not None
+    if total[1] == 0:
+        return {}, int(total[0]), True
     rows = con.execute(f"SELECT reason, count(*) FROM ({judged}) GROUP BY reason ORDER BY reason").fetchall()
     counts: dict[str | None, int] = dict(rows)
     taken = counts.pop(None, 0)
     counts.pop("blank", None)
-    return {reason: count for reason, count in counts.items() if reason is not None}, taken
+    return {reason: count for reason, count in counts.items() if reason is not None}, taken, False
 
 
 def _repair_tests(cols: dict[str, Col]) -> dict[str, str]:
@@ -260,7 +265,7 @@ def _insert(
     values |= {"row_uid": f"({uid} + ln)::UBIGINT", "source_id": str(source_id), "source_line": "ln"}
     names = ", ".join(values)
     picked = ", ".join(f"try_cast({sql} AS {REQUEST_COLUMNS[name]})" for name, sql in values.items())
-    con.execute(f"INSERT INTO requests({names}) SELECT {picked} FROM ({judged}) WHERE reason IS NULL")
+    con.execute(f"INSERT INTO requests({names}) SELECT {picked} FROM ({judged})")
 
 
 def _safe_id(name: str) -> str:
@@ -273,7 +278,10 @@ def _safe_id(name: str) -> str:
 
 def link_retries(con: duckdb.DuckDBPyConnection, source_id: int) -> None:
     """Mark attempts that share an id with an earlier failed one: retry_of and attempt_no, where the log is silent."""
-    for key in ("corr_id", "request_id"):
+    failed = con.execute(
+        f"SELECT 1 FROM requests WHERE source_id = {source_id} AND status IN ('error', 'timeout', 'rejected', 'cancelled') LIMIT 1"
+    ).fetchall()
+    for key in ("corr_id", "request_id") if failed else ():
         row = con.execute(
             f"SELECT count({key}) - count(DISTINCT {key}) FROM requests WHERE source_id = {source_id}"
         ).fetchone()

@@ -17,6 +17,7 @@ from tfanalyze.ingest.stage import stage
 from tfanalyze.workspace import Workspace, storage_errors
 
 Progress = Callable[[float, str], None]
+MEMORY = "1200MB"
 
 @dataclass(slots=True)
 class FileResult:
@@ -186,6 +187,8 @@ def context(workspace: Workspace, source: Source, options: Options) -> Context:
     """What the stages of one file share; sets the connection's zone and the pseudonym macro."""
     key = blocks.workspace_key(workspace.path, options.key_file)
     workspace.con.execute(f"SET TimeZone = '{options.tz}'")
+    if workspace.path != ":memory:":
+        workspace.con.execute(f"SET memory_limit = '{MEMORY}'")  # larger files spill to a folder next to the workspace
     secret = blocks.derived(key, "pseudonym")
     workspace.con.execute(
         f"CREATE OR REPLACE TEMP MACRO pseudonym(kind, x) AS kind || '-' || left(sha256('{secret}' || x), 12)"

@@ -95,6 +95,12 @@ class Context:
     def text_time(self, column: str) -> str:
         """SQL: an ISO time, with zone or in the zone of the options, in microseconds since the epoch."""
         self.units["arrival"] = f"ISO 8601, times without zone read as {self.options.tz}"
+        tail = f"substr({column}, 12)"
+        zoned = self.one(
+            f"SELECT 1 FROM {self.staged} WHERE contains({tail}, '+') OR contains({tail}, '-') OR contains({tail}, ' ') LIMIT 1"
+        )
+        if self.options.tz == "UTC" and not zoned:  # the plain cast is ten times faster, and ignores offsets
+            return f"epoch_us(try_cast({column} AS TIMESTAMP))"
         return f"epoch_us(try_cast({column} AS TIMESTAMPTZ))"
 
 

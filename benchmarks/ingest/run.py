@@ -1,0 +1,149 @@
+"""Ingest against bare DuckDB reading the same file into a table, and polars and pandas doing the same mapping.
+
+    python benchmarks/ingest/run.py [--rows 1000000] [--repeat 3] [--folder /tmp]
+
+Writes RESULTS.md next to itself. Each measurement is a process of its own: seconds include opening and closing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+KINDS = {"jsonl": "gateway log", "csv": "Azure trace", "parquet": "mapped Parquet"}
+MAPPING = {
+    "request_id": "request_id", "arrival": "arrival", "instance": "instance", "session_id": "session_id", "slo_class": "slo_class",
+    "input_tokens": "prompt_tokens", "cached_tokens": "cached_tokens", "output_tokens": "completion_tokens", "max_tokens": "max_tokens",
+    "ttft_ms": "ttft_ms", "e2e_ms": "e2e_ms", "status": "status",
+}  # fmt: skip
+MAKE = """SELECT 'r' || i AS request_id, 1796093009.0 + i * 0.01 AS arrival, 'i' || (i % 8) AS instance, 's' || (i // 5) AS session_id,
+ (i % 5)::INTEGER AS turn, 'interactive' AS slo_class, 100 + (hash(i) % 4000)::INTEGER AS prompt_tokens, 64 AS cached_tokens,
+ (hash(i + 1) % 400)::INTEGER + 1 AS completion_tokens, 512 AS max_tokens, 100.0 + (i % 1000) AS ttft_ms, 2000.0 + (i % 1000) AS e2e_ms,
+ 'ok' AS status FROM range({rows}) t(i)"""
+AZURE = """SELECT strftime(TIMESTAMP '2026-01-01' + INTERVAL (i * 10) MILLISECOND, '%Y-%m-%d %H:%M:%S.%f0') AS "TIMESTAMP",
+ 100 + (hash(i) % 4000)::INTEGER AS "ContextTokens", (hash(i + 1) % 400)::INTEGER + 1 AS "GeneratedTokens" FROM range({rows}) t(i)"""
+READERS = {"jsonl": "read_json('{path}')", "csv": "read_csv('{path}')", "parquet": "read_parquet('{path}')"}
+
+
+def make(kind: str, rows: int, folder: Path) -> Path:
+    import duckdb
+
+    path = folder / f"ingest-bench-{rows}.{kind}"
+    if not path.exists():
+        query = (AZURE if kind == "csv" else MAKE).format(rows=rows)
+        form = {"jsonl": "json", "csv": "csv, HEADER", "parquet": "parquet"}[kind]
+        duckdb.sql(f"COPY ({query}) TO '{path}' (FORMAT {form})")
+    return path
+
+
+def duckdb_bare(kind: str, path: Path, db: Path) -> None:
+    import duckdb
+
+    with duckdb.connect(str(db)) as con:
+        con.execute(f"CREATE TABLE requests AS FROM {READERS[kind].format(path=path)}")
+
+
+def tfanalyze(kind: str, path: Path, db: Path) -> None:
+    from tfanalyze.ingest import ingest_logs
+
+    options = {"mapping": MAPPING} if kind == "parquet" else {}
+    totals = ingest_logs([path], db=db, **options)["totals"]
+    assert totals["rejected"] == 0, totals
+
+
+def polars(kind: str, path: Path, db: Path) -> None:
+    import polars as pl
+
+    frame = {"jsonl": pl.scan_ndjson, "csv": pl.scan_csv, "parquet": pl.scan_parquet}[kind](path)
+    if kind == "csv":
+        frame = frame.select(
+            pl.col("TIMESTAMP").str.to_datetime("%Y-%m-%d %H:%M:%S%.f").dt.epoch("us").alias("arrival_us"),
+            pl.col("ContextTokens").alias("input_tokens"), pl.col("GeneratedTokens").alias("output_tokens"),
+        )  # fmt: skip
+    else:
+        frame = frame.select(
+            "request_id", (pl.col("arrival") * 1e6).round().cast(pl.Int64).alias("arrival_us"), "instance", "session_id", "slo_class",
+            pl.col("prompt_tokens").alias("input_tokens"), "cached_tokens", pl.col("completion_tokens").alias("output_tokens"), "max_tokens",
+            (pl.col("ttft_ms") * 1e3).round().cast(pl.Int64).alias("ttft_us"), (pl.col("e2e_ms") * 1e3).round().cast(pl.Int64).alias("e2e_us"),
+            "status",
+        )  # fmt: skip
+    frame.collect().write_parquet(db)
+
+
+def pandas(kind: str, path: Path, db: Path) -> None:
+    import pandas as pd
+
+    frame = pd.read_csv(path) if kind == "csv" else pd.read_json(path, lines=True) if kind == "jsonl" else pd.read_parquet(path)
+    if kind == "csv":
+        frame["arrival_us"] = pd.to_datetime(frame.pop("TIMESTAMP")).astype("int64") // 1000
+    else:
+        frame["arrival_us"] = (frame.pop("arrival") * 1e6).round().astype("int64")
+    frame.to_pickle(db)
+
+
+TOOLS = {"duckdb": duckdb_bare, "tfanalyze": tfanalyze, "polars": polars, "pandas": pandas}
+
+
+def one(tool: str, kind: str, path: Path, db: Path) -> tuple[float, float]:
+    """Seconds and peak MiB of one run in a process of its own."""
+    for left in db.parent.glob(db.name + "*"):
+        left.unlink() if left.is_file() else None
+    command = [sys.executable, __file__, "--one", tool, kind, str(path), str(db)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds, peak = json.loads(done.stdout.splitlines()[-1])
+    return seconds, peak
+
+
+def run_one(tool: str, kind: str, path: str, db: str) -> None:
+    import resource
+    import time
+
+    for module in ("duckdb", "polars") if tool != "pandas" else ("pandas",):
+        importlib.import_module(module)
+    start = time.perf_counter()
+    TOOLS[tool](kind, Path(path), Path(db))
+    print(json.dumps([time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path("/tmp"))
+    parser.add_argument("--one", nargs=4)
+    args = parser.parse_args()
+    if args.one:
+        run_one(*args.one)
+        return
+    tools = [tool for tool in TOOLS if tool in ("tfanalyze", "duckdb") or importlib.util.find_spec(tool)]
+    lines = ["| file | tool | best s | rows/s | times bare DuckDB | peak MiB |", "| --- | --- | --- | --- | --- | --- |"]
+    for kind, what in KINDS.items():
+        path = make(kind, args.rows, args.folder)
+        best: dict[str, tuple[float, float]] = {}
+        for _ in range(args.repeat):  # interleaved, so that a busy moment hits all tools alike
+            for tool in tools:
+                seconds, peak = one(tool, kind, path, args.folder / "ingest-bench.db")
+                old = best.get(tool, (float("inf"), 0.0))
+                best[tool] = (min(old[0], seconds), max(old[1], peak))
+        for tool, (seconds, peak) in best.items():
+            ratio = seconds / best["duckdb"][0]
+            lines.append(f"| {what} ({path.stat().st_size / 1e6:.0f} MB) | {tool} | {seconds:.2f} | {args.rows / seconds:,.0f} | {ratio:.2f} | {peak:.0f} |")
+    import duckdb
+
+    head = f"# Ingest speed\n\n{args.rows:,} rows, best of {args.repeat} interleaved runs, {os.cpu_count()} cores, Python {platform.python_version()}, DuckDB {duckdb.__version__}.\n"
+    text = (
+        head + "Bare DuckDB reads the file into a table with detected types; tfanalyze also hashes the file, maps and checks every row, makes\n"
+        "pseudonyms, and writes the canonical columns; polars and pandas do the mapping only.\n\n" + "\n".join(lines) + "\n"
+    )
+    Path(__file__).with_name("RESULTS.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
