@@ -39,6 +39,7 @@ WINDOWS = 8
 PROBE = 0.06  # change of a log multiplier by which derivatives are taken: wide enough to see over single queue swaps
 ROUNDS = 6
 MOST_ROWS = 30_000  # the replayed trace is cut to its last rows beyond this
+MATTERS = 0.05  # a limit whose other values change the loss by less than this share is not searched
 NOISE_FLOOR = 0.02  # relative error below which an agreement is as good as perfect
 
 
@@ -303,6 +304,8 @@ def calibrate_fit(
             tried_fleet = make(fleet)
             first = refit(tried_fleet) if refit else profiles
             other = Replayer(trace, tried_fleet, first, classes)
+            if abs(_loss(other, trained.profiles, target, early_rows) / _loss(replayer, trained.profiles, target, early_rows) - 1.0) < MATTERS:
+                continue  # this limit was never reached: nothing to find
             tried = calibrate(other, first, target, early_rows, seed=seed)
             if tried.loss_after < 0.9 * trained.loss_after:
                 replayer, trained, profiles = other, tried, first
@@ -330,6 +333,11 @@ def calibrate_fit(
         {key: [s[key] for s in sampled] or ensemble[key] for key in profiles},
         replayer.fleet,
     )
+
+
+def _loss(replayer: Replayer, profiles: Mapping[str, Profile], target: Seen, rows: I64) -> float:
+    r = residuals(replayer.latencies(profiles), target, rows, windows_of(target.arrival_s))
+    return float(r @ r) + 1e-9
 
 
 def _alternatives(assumed: list[str]) -> list[tuple[str, list[Callable[[Fleet], Fleet]]]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfanalyze.config import Fleet, Pool
+from tfanalyze.config import DEFAULT_CLASSES, Fleet, Pool
 from tfanalyze.errors import ProfileError
 from tfanalyze.models import health, kv
 from tfanalyze.models.calibrate import quiet
@@ -69,6 +69,9 @@ def fit(
         say(0.0, "reading requests")
         seen = observe(workspace, fleet)
         used = infer_fleet(seen, fleet)
+        if seen.cached_known < 0.5:
+            say(0.03, "prefix hits by a first replay")
+            seen = with_replayed_hits(workspace, seen, used)
         profiles: dict[str, Profile] = {}
         ensemble: dict[str, list[Profile]] = {}
         pools: dict[str, Any] = {}
@@ -104,6 +107,36 @@ def fit(
         report["profiles"][key]["coefficients"] = coefficients(profile)
         report["profiles"][key]["held_out"] = profile.held_out
     return FitResult(profiles, used, report, ensemble)
+
+
+def with_replayed_hits(workspace: Workspace, seen: Observations, fleet: Fleet) -> Observations:
+    """Where the log does not say what was cached: the hits of a replay of the recorded routing with a rough profile.
+
+    Hits depend on what was sent where and little on speed. Unchanged where the log has no prefixes.
+    """
+    from tfanalyze.models.calibrate import Replayer
+    from tfanalyze.models.profile import load_profile
+    from tfanalyze.trace import load_trace
+
+    trace = load_trace(workspace, classes=DEFAULT_CLASSES)
+    if not trace.block_size:
+        return seen
+    rough = load_profile("h100-llama3.1-8b")
+    profiles = {profile_key(pool): rough for pool in fleet.pools}
+    outcome = Replayer(trace, fleet, profiles, DEFAULT_CLASSES)(profiles)
+    hits = {
+        key: int(hit)
+        for *key_parts, hit in zip(np.rint(trace.arrival_s * 1e6), trace.input_tokens, trace.output_tokens, outcome.hit_tokens, strict=True)
+        for key in [tuple(int(x) for x in key_parts)]
+    }
+    log = seen.log
+    keys = zip(np.rint((log.arrival_s - log.arrival_s[0]) * 1e6), log.input_tokens, log.output_tokens, strict=True)
+    cached = np.array([hits.get((int(a), int(b), int(c)), np.nan) for a, b, c in keys], dtype=np.float64)
+    if np.isnan(cached).mean() > 0.1:
+        return seen
+    said = np.where(np.isnan(log.cached_tokens), np.nan_to_num(cached), log.cached_tokens)
+    note = "cached_tokens: not in the log, taken from a replay of its prefixes"
+    return replace(seen, log=replace(log, cached_tokens=said), assumed=(*seen.assumed, note))
 
 
 def profile_key(pool: Pool) -> str:

@@ -29,6 +29,9 @@ FORMS: dict[str, tuple[str, ...]] = {  # simplest first; chosen by held-out erro
     ),  # fmt: skip
 }
 HUBER = 1.345  # residual scale at which a row starts to lose weight (95 % efficiency on Gaussian errors)
+# most that attention to one position may cost, as a share of the linear work of a token: 4 layers x width over 2 x parameters
+# is 2e-5 for 70 B, 3e-5 for 8 B, 3e-4 for 0.1 B; twice to five times that where attention kernels are the less efficient
+ATTN_MOST = 2e-4
 PARSIMONY = 0.02  # a longer form must lower the held-out error by this share of it
 
 
@@ -119,6 +122,10 @@ def solve(rows: Rows, names: tuple[str, ...], weights: F64 | None = None, rounds
 
     names = tuple(name for name in names if rows.work[:, COEFFICIENTS.index(name)].any())
     work = rows.work[:, [COEFFICIENTS.index(name) for name in names]]
+    bound = "c_attn_s" in names and "c_prefill_s" in names
+    if bound:  # the attention column carries its share of linear work, so that c_attn_s <= ATTN_MOST c_prefill_s
+        attn, linear = names.index("c_attn_s"), names.index("c_prefill_s")
+        work[:, attn] = ATTN_MOST * work[:, attn] + work[:, linear]
     scale = np.maximum(work.max(axis=0), 1e-30)  # unit columns: coefficients differ by eight orders of magnitude
     work = work / scale
     base = np.ones(len(rows)) if weights is None else weights
@@ -134,6 +141,9 @@ def solve(rows: Rows, names: tuple[str, ...], weights: F64 | None = None, rounds
         spread = max(1.4826 * float(np.median(np.abs(residual))), 1e-6)
         robust = np.minimum(1.0, HUBER * spread / np.maximum(np.abs(residual), 1e-12))
     values = {name: float(value) for name, value in zip(names, beta / scale, strict=True)}
+    if bound:
+        values["c_prefill_s"] += values["c_attn_s"]
+        values["c_attn_s"] *= ATTN_MOST
     return Regression(values, residual, "")
 
 
