@@ -12,6 +12,7 @@ from tfanalyze import cliparts as cp
 from tfanalyze.errors import TfanalyzeError
 
 DB = Path("tfanalyze.duckdb")
+INTERRUPTED = 130  # exit code of Ctrl-C
 MODEL_ERROR = 3  # exit code: validate above --max-error, check that finds a drift
 
 app = typer.Typer(
@@ -438,24 +439,25 @@ def run(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
     from typer.exceptions import Abort, Exit, TyperException
 
+    code: Any = 0
     try:
-        code: Any = app(args=arguments, prog_name="tfanalyze", standalone_mode=False)
+        code = app(args=arguments, prog_name="tfanalyze", standalone_mode=False)
         sys.stdout.flush()
     except TfanalyzeError as error:
         sys.stderr.write(f"tfanalyze: {' '.join(str(error).split())}\n")
-        return 2
+        code = 2
     except (Abort, KeyboardInterrupt):
-        sys.stderr.write("tfanalyze: interrupted\n")
-        return 130
+        code = INTERRUPTED
     except Exit as done:
-        return int(done.exit_code)
+        code = done.exit_code
     except TyperException as error:
         error.show()  # type: ignore[attr-defined]  # only its subclasses are raised, and all have it
-        return int(error.exit_code)
+        code = error.exit_code
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone: nothing to say, no traceback at exit
-        return 0
-    return int(code) if isinstance(code, int) else 0
+    if code == INTERRUPTED:
+        sys.stderr.write("tfanalyze: interrupted\n")
+    return code if isinstance(code, int) else 0
 
 
 if __name__ == "__main__":
