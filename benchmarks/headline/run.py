@@ -152,7 +152,7 @@ def prefix_section(seeds: Sequence[int]) -> str:
     text = "## TokenPilot against round robin on prefix-rich traces, 16 instances\n"
     fleet = Fleet((Pool("h100", count=16, engine=engine()),))
     for title, trace_of in prefix_traces():
-        runs = run_all(PREFIX_RIVALS, trace_of, seeds, fleet, load_profile(PROFILE), CLASSES)
+        runs = run_all(PREFIX_RIVALS, trace_of, seeds, fleet, load_profile(PROFILE), PATIENT)
         base = runs["round_robin"]
         rows = [[
             label, f"{column(r, 'ttft_s.p50').mean():.3f}", change(r, base, "ttft_s.p50"), f"{column(r, 'ttft_s.p95').mean():.2f}",
@@ -174,12 +174,12 @@ def prefix_traces() -> list[tuple[str, Callable[[int], Trace]]]:
     path = DATA / "mooncake" / "conversation_trace.jsonl"
     if path.exists():
         conversation = read_trace(path)
-        for load in (1.0, 2.0, 2.5):
+        for load in (1.0, 2.5, 3.5):
             found.append((f"Mooncake conversation, stamps spread inside their 3 s grid, load x{load:g}",
                           lambda seed, x=load: scale_load(dequantise(conversation, seed), x, seed)))  # fmt: skip
     else:
         print(f"no Mooncake trace at {path}: set TFANALYZE_DATA", file=sys.stderr)
-    found.append(("synthetic agents, 70 turns/s", lambda seed: prefix_rich(seed, rate=70.0)))
+    found.append(("synthetic agents, 26 turns/s", lambda seed: prefix_rich(seed, rate=26.0)))
     return found
 
 
