@@ -117,7 +117,7 @@ def made_validation() -> dict[str, Any]:
     for k, (name, value) in enumerate(observed.items()):
         factor = 1.06 - 0.03 * k
         predicted[name] = {q: v * factor for q, v in value.items()} if isinstance(value, dict) else value * factor
-        errors[name] = {q: factor - 1 for q in value} if isinstance(value, dict) else factor - 1
+        errors[name] = dict.fromkeys(value, factor - 1) if isinstance(value, dict) else factor - 1
     return {"observed": observed, "predicted": predicted, "errors": errors, "worst_windows": [{"start_s": 0.0, "end_s": 60.0, "metric": "ttft_s", "requests": 12, "error": 0.3}]}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -65,7 +64,7 @@ def sections(bundle: Mapping[str, Any], say: Callable[[float, str], None]) -> li
     verdicts = [blame(run) for run in shown]
     say(0.4, "drawing")
     none = [Note("No runs to show: tfanalyze compare --policy round_robin --policy tokenpilot adds some.", missing=True)]
-    by_run = {
+    by_run: dict[str, Callable[[], Sequence[Any]]] = {
         "overview": lambda: [runs.goodput_over_time(shown), runs.attainment_bars(shown), runs.fates(shown)],
         "latency": lambda: [*runs.distributions(shown), runs.latency_over_time(shown)],
         "misses": lambda: [runs.miss_causes(shown, verdicts), runs.waste(shown),
@@ -73,7 +72,7 @@ def sections(bundle: Mapping[str, Any], say: Callable[[float, str], None]) -> li
         "fleet": lambda: [*fleet.heat_maps(shown), fleet.prefix_hits(shown), fleet.busy(shown), fleet.site_flows(shown, plan),
                           _one_site(plan), fleet.quotas(shown)],
     }  # fmt: skip
-    drawn = {key: list(make()) if shown else none for key, make in by_run.items()}
+    drawn: dict[str, list[Any]] = {key: list(make()) if shown else list(none) for key, make in by_run.items()}
     say(0.7, "drawing")
     return [
         section("overview", "Overview", [*evidence.headline(shown, tune), *drawn["overview"]]),
@@ -134,7 +133,9 @@ def _reproduce(bundle: Mapping[str, Any]) -> list[Any]:
     command = meta.pop("command", None)
     runs = {label: one["outcome"] for label, one in (bundle.get("runs") or {}).items()}
     for key in ("trace_hash", "profile_hash", "seed"):
-        meta |= {key: value for value in {getattr(one, key, None) for one in runs.values()} if value is not None}
+        values = {str(getattr(one, key)) for one in runs.values() if getattr(one, key, None) is not None}
+        if values:
+            meta[key] = ", ".join(sorted(values))
     facts = tuple((words(str(key)), pretty(str(key), value)) for key, value in meta.items())
     blocks: list[Any] = []
     if command:
@@ -173,7 +174,7 @@ def _write(out: Path, text: str) -> Path:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text, encoding="utf-8")
-        os.replace(part, out)
+        part.replace(out)
     except OSError as error:
         with suppress(OSError):
             part.unlink()

@@ -57,9 +57,17 @@ def _tuned_headline(tune: Mapping[str, Any], holdout: Mapping[str, Any]) -> list
         Card("goodput with the present settings", _value(holdout.get("baseline")), f"on the holdout, {tune.get('baseline', 'baseline')}"),
         Card("goodput tuned", _value(holdout.get("tuned")), f"on the holdout, {tune.get('policy', 'tuned policy')}"),
         Card("change", numbers.pretty("x_pct", holdout.get("gain_pct")), interval, tone),
-        Card("verdict", word, f"shed {numbers.share(_shed(tune))} of the requests" if _shed(tune) == _shed(tune) else "", tone),
+        Card("verdict", word, _sheds(tune), tone),
     ]  # fmt: skip
-    return [Cards(tuple(cards)), Note(f"{meaning} {tune.get('verdict_reason', '')}".strip())]
+    said = f"{meaning} {tune.get('verdict_reason', '')}".strip()
+    tail = "The figures below replay the whole trace, also the part that the search saw: they explain, the numbers above prove."
+    return [Cards(tuple(cards)), Note(f"{said} {tail}")]
+
+
+def _sheds(tune: Mapping[str, Any]) -> str:
+    now = tune.get("shed_share_present")
+    before = f" (now {numbers.share(float(now))})" if now is not None else ""
+    return f"sheds {numbers.share(_shed(tune))} of the requests{before}" if _shed(tune) == _shed(tune) else ""
 
 
 def _value(found: Any) -> str:
@@ -81,7 +89,7 @@ def tuning(tune: Mapping[str, Any] | None) -> list[Block | None]:
     if not tune:
         return [Note("No tuning study yet: tfanalyze tune --objective goodput fills this.", missing=True)]
     return [
-        changed(tune), by_load(tune), history(tune), importance(tune), pareto(tune), rivals(tune), _extra(tune), canary(tune),
+        changed(tune), by_load(tune), history(tune), importance(tune), pareto(tune), rivals(tune), _study(tune), canary(tune),
     ]  # fmt: skip
 
 
@@ -102,7 +110,9 @@ def changed(tune: Mapping[str, Any]) -> Table | None:
             old, new = None, change
         rows.append((str(name), _setting(old), _setting(new)))
     kept = max(len(best) - len(rows), 0)
-    return Table(("setting", "now", "tuned"), tuple(rows), "Settings to change", f"{kept} other knobs stay as they are: they made no difference that could be told from noise." if kept else "")
+    said = f"{kept} other knobs stay as they are: they made no difference that could be told from noise." if kept else ""
+    title = "Settings to change" if _is_gain(tune) else "Settings that the study would change"
+    return Table(("setting", "now", "tuned"), tuple(rows), title, said if _is_gain(tune) else f"{NOT_ADVISED} {said}".strip())
 
 
 def _setting(value: Any) -> str:
@@ -164,12 +174,15 @@ def importance(tune: Mapping[str, Any]) -> Figure | None:
     if not found:
         return None
     items = {name: (one.get("importance", one.get("share", 0.0)) if isinstance(one, Mapping) else one) for name, one in found.items()}
-    ranked = sorted(((str(name), float(value)) for name, value in items.items() if value is not None), key=lambda item: -item[1])[:20]
+    known = sorted(((str(name), float(value)) for name, value in items.items() if value is not None), key=lambda item: -item[1])
+    ranked = [item for item in known if item[1] >= 0.005][:20]
     if not ranked:
         return None
+    rest = len(known) - len(ranked)
+    tail = f" For the other {rest} any value does on this traffic; they stay as they are." if rest else ""
     names, values = [name for name, _ in ranked], [100 * value for _, value in ranked]
     data = [bar("importance", names, values, "@0", across=True, text=[f"{value:.0f} %" for value in values])]
-    sentence = f"Share of the differences between trials that each knob explains; {names[0]} matters most. Knobs near zero stay at their present values."
+    sentence = f"Share of the differences between trials that each knob explains; {names[0]} matters most.{tail}"
     layout: Spec = {"xaxis": amounts("% of the variation", values), "yaxis": axis("", autorange="reversed", automargin=True), "showlegend": False}
     rows = tuple((name, f"{value:.1f} %") for name, value in zip(names, values, strict=True))
     return figure("importance", "Which knobs matter", sentence, data, layout, Table(("knob", "share"), rows), height=110 + 26 * len(names))
@@ -214,7 +227,7 @@ def rivals(tune: Mapping[str, Any]) -> Figure | None:
         return None
     colors = ["@0" if name == "tuned" else "@1" if name == "present settings" else "@6" for name, _ in ranked]
     data = [bar("goodput", [name for name, _ in ranked], [value for _, value in ranked], "@0", across=True,
-                text=[numbers.count(value) for _, value in ranked])]  # fmt: skip
+                text=[_amount(value) for _, value in ranked])]  # fmt: skip
     data[0]["marker"]["color"] = colors
     sentence = f"Effective tokens a second on the holdout, the same requests for all; {ranked[0][0]} comes out first."
     layout: Spec = {"xaxis": amounts("tokens/s", [value for _, value in ranked]), "yaxis": axis("", autorange="reversed", automargin=True), "showlegend": False}
@@ -228,22 +241,37 @@ def _number(found: Any) -> float:
     return float(found) if isinstance(found, (int, float)) else float("nan")
 
 
-KNOWN = {"history", "importance", "pareto", "by_load", "baselines", "holdout", "changed_params", "best_params", "canary", "canary_plan"}  # fmt: skip
+STUDY = {
+    "policy": "policy", "baseline": "against", "objective": "objective", "trials": "trials", "full_trials": "of them on the whole window",
+    "duplicates": "skipped as tried before", "sampler": "sampler", "wall_s": "took", "optuna_share": "Optuna's share of the time", "seed": "seed",
+    "shed_share": "sheds", "shed_share_present": "sheds now", "model_error_pct": "model error, of a difference", "strongest_untuned": "strongest untuned policy",
+    "beats_untuned": "beats it for sure", "beats_random": "beats random search", "timed_out": "stopped by its time limit", "study": "name", "storage": "kept in",
+}  # fmt: skip
 
 
-def _extra(tune: Mapping[str, Any]) -> Table | None:
-    """What else the study reports, as it is."""
-    rows = [(numbers.words(key), numbers.pretty(key, value)) for key, value in tune.items()
-            if key not in KNOWN and not isinstance(value, (dict, list, tuple)) and value is not None]  # fmt: skip
-    return Table(("", ""), tuple(rows), "The study") if rows else None
+def _study(tune: Mapping[str, Any]) -> Table | None:
+    rows = tuple((label, numbers.pretty(key, tune[key])) for key, label in STUDY.items() if tune.get(key) not in (None, ""))
+    return Table(("", ""), rows, "The study") if rows else None
 
 
 def canary(tune: Mapping[str, Any]) -> Table | None:
-    plan = tune.get("canary") or tune.get("canary_plan")
+    plan = tune.get("canary")
     if not isinstance(plan, Mapping):
         return None
     rows = tuple((numbers.words(str(key)), numbers.pretty(str(key), value)) for key, value in plan.items())
-    return Table(("", ""), rows, "Canary plan", "Try it on a part of the traffic first; roll back when the metric says so.")
+    said = "Try it on a part of the traffic first; roll back when the metric says so."
+    return Table(("", ""), rows, "Canary plan", said if _is_gain(tune) else f"{NOT_ADVISED} Should you try it all the same:")
+
+
+NOT_ADVISED = "The verdict is against changing anything."
+
+
+def _is_gain(tune: Mapping[str, Any]) -> bool:
+    return tune.get("verdict") == "gain"
+
+
+def _amount(value: float) -> str:
+    return numbers.rate(value, "").strip()
 
 
 # ceilings, export -------------------------------------------------------------------------------------------------
@@ -258,7 +286,7 @@ def ceilings(runs: Sequence[Run], found: Mapping[str, Any] | None) -> Figure | N
     values |= {str(name): _number(one) for name, one in found.items()}
     offered = next((float(run.summary["offered_output_tokens"]) / float(run.summary["window_s"]) for run in runs if run.summary.get("window_s")), None)
     names = list(values)
-    data = [bar("goodput", names, [values[name] for name in names], "@0", across=True, text=[numbers.count(values[name]) for name in names])]
+    data = [bar("goodput", names, [values[name] for name in names], "@0", across=True, text=[_amount(values[name]) for name in names])]
     data[0]["marker"]["color"] = ["@0" if name in own else "@2" for name in names]
     top = max(values, key=lambda name: values[name])
     best = max((values[name] for name in own), default=float("nan"))
@@ -273,18 +301,17 @@ def ceilings(runs: Sequence[Run], found: Mapping[str, Any] | None) -> Figure | N
     return figure("ceilings", "Head-room: ceilings", sentence, data, layout, Table(("what", "goodput"), rows), height=110 + 28 * len(names))
 
 
+EXPORTED = {"target": "target", "out": "folder", "files": "files", "proof": "how it was checked", "doubts": "doubts", "notes": "notes",
+            "dropped": "left out", "commands": "to put it in place", "rollback": "to take it back"}  # fmt: skip
+
+
 def exported(found: Mapping[str, Any] | None) -> list[Block | None]:
     """What was written for the gateway."""
     if not found:
         return [Heading("Export"), Note("Nothing exported yet: tfanalyze export --target tokenfleet writes the gateway's config and its evidence.", missing=True)]
     blocks: list[Block | None] = [Heading("Export")]
-    plain = {key: value for key, value in found.items() if isinstance(value, (str, int, float, bool))}
-    diff = plain.pop("diff", None)
-    if plain:
-        blocks.append(Table(("", ""), tuple((numbers.words(str(key)), numbers.pretty(str(key), value)) for key, value in plain.items())))
-    for key, value in found.items():
-        if isinstance(value, (list, tuple)) and value:
-            blocks.append(Lines(tuple(f"{numbers.words(str(key))}: {numbers.pretty(str(key), one)}" for one in value)))
-    if diff:
-        blocks.append(Lines(tuple(str(diff).splitlines()[:200]), code=True))
+    rows = tuple((label, numbers.pretty(key, found[key])) for key, label in EXPORTED.items() if found.get(key))
+    blocks.append(Table(("", ""), rows))
+    if found.get("diff"):
+        blocks.append(Lines(tuple(str(found["diff"]).splitlines()[:200]), code=True))
     return blocks

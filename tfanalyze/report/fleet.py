@@ -9,7 +9,19 @@ import numpy as np
 from tfanalyze.config import Fleet
 from tfanalyze.report import numbers
 from tfanalyze.report.columns import Run
-from tfanalyze.report.figures import Figure, Line, Spec, Table, axis, bar, figure, heat, line, time_unit
+from tfanalyze.report.figures import (
+    DASHES,
+    Figure,
+    Line,
+    Spec,
+    Table,
+    axis,
+    bar,
+    figure,
+    heat,
+    line,
+    time_unit,
+)
 from tfanalyze.report.reduce import MAX_BINS, grouped, occupancy, thinned
 from tfanalyze.report.runs import color_of, pattern_of
 from tfanalyze.trace import F64
@@ -181,24 +193,26 @@ def site_flows(runs: Sequence[Run], fleet: Fleet | None) -> Figure | None:
 
 
 def quotas(runs: Sequence[Run]) -> Figure | None:
-    """Quota of each queue over time in the last simulated run that recorded any."""
+    """What admission let each class have over time, in the last simulated run that recorded it."""
     for run in reversed(runs):
-        if run.series is not None and "quota" in run.series and np.asarray(run.series["quota"]).size:
-            return _quota(run)
+        for name in ("quota", "admitted"):
+            if run.series is not None and name in run.series and np.asarray(run.series[name]).any():
+                return _quota(run, name)
     return None
 
 
-def _quota(run: Run) -> Figure:
+def _quota(run: Run, name: str) -> Figure:
     assert run.series is not None
-    t_s, rows = thinned(np.asarray(run.series["t_s"]), np.asarray(run.series["quota"]), MAX_BINS)
+    t_s, rows = thinned(np.asarray(run.series["t_s"]), np.asarray(run.series[name], np.float64), MAX_BINS)
     unit, size = time_unit(float(t_s[-1] - t_s[0]) if len(t_s) > 1 else 1.0)
     names = [one.name for one in run.classes]
     labels = names if rows.shape[1] == len(names) else [f"queue {q}" for q in range(rows.shape[1])]
-    dashes = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
-    shown = range(min(rows.shape[1], 7))
-    data = [line(Line(labels[q], (t_s - t_s[0]) / size, rows[:, q], f"@{q}", dashes[q], step=True), "%{y:.3g}") for q in shown]
-    moved = [f"{labels[q]} {numbers.digits(float(np.nanmin(rows[:, q])))} to {numbers.digits(float(np.nanmax(rows[:, q])))}" for q in shown]
-    sentence = f"What admission lets each class have in flight, as the controller moved it: {', '.join(moved)}. A flat line was never moved."
-    layout: Spec = {"hovermode": "x unified", "xaxis": axis(f"{unit} since the start"), "yaxis": axis("quota", rangemode="tozero")}
-    table = Table(("class", "lowest", "highest"), tuple((labels[q], *(numbers.digits(float(f(rows[:, q]))) for f in (np.nanmin, np.nanmax))) for q in shown))
-    return figure("quota", f"Quota movements: {run.label}", sentence, data, layout, table, wide=True)
+    shown = [q for q in range(rows.shape[1]) if rows[:, q].any()][:7]
+    data = [line(Line(labels[q], (t_s - t_s[0]) / size, rows[:, q], f"@{q % 7}", DASHES[q % 7], step=True), "%{y:.3g}") for q in shown]
+    span = [f"{labels[q]} {numbers.digits(float(rows[:, q].min()))} to {numbers.digits(float(rows[:, q].max()))}" for q in shown]
+    title, what = ("Quota movements", "quota") if name == "quota" else ("Admitted by class", "requests in flight")
+    told = "The quota of each class, as the controller moved it" if name == "quota" else "Requests that admission let in and that are not finished"
+    sentence = f"{told}: {', '.join(span)}. Where one line rises as another falls, room went from one class to the other."
+    layout: Spec = {"hovermode": "x unified", "xaxis": axis(f"{unit} since the start"), "yaxis": axis(what, rangemode="tozero")}
+    table = Table(("class", "lowest", "highest"), tuple((labels[q], *(numbers.digits(float(f(rows[:, q]))) for f in (np.min, np.max))) for q in shown))
+    return figure("quota", f"{title}: {run.label}", sentence, data, layout, table, wide=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 
 import numpy as np
@@ -25,7 +26,7 @@ from tfanalyze.report.figures import (
     log_axis,
     time_unit,
 )
-from tfanalyze.report.reduce import bins_of, quantile_line, quantile_points, quantiles, sums
+from tfanalyze.report.reduce import Bins, bins_of, quantile_line, quantile_points, quantiles, sums
 from tfanalyze.trace import F64
 
 MEASURES = {"ttft_s": "time to the first token", "tpot_s": "time per further token", "e2e_s": "time to the last token"}
@@ -93,10 +94,8 @@ def goodput_over_time(runs: Sequence[Run]) -> Figure:
     return figure("goodput", "Goodput and offered load over time", sentence, data, layout, table, wide=True)
 
 
-def bins_at(arrival_s: F64, bins):  # type: ignore[no-untyped-def]
+def bins_at(arrival_s: F64, bins: Bins) -> Bins:
     """The same windows cut through another run's (shifted) arrivals."""
-    from dataclasses import replace
-
     cut = np.searchsorted(arrival_s, bins.edge_s, side="left").astype(np.int64)
     cut[0], cut[-1] = 0, len(arrival_s)
     return replace(bins, cut=cut)
@@ -244,7 +243,7 @@ def fates(runs: Sequence[Run]) -> Figure:
         for k, name in enumerate(groups) if counts[:, k].any()
     ]  # fmt: skip
     for one in data:
-        one["textposition"] = "inside"
+        one |= {"textposition": "inside", "textangle": 0}
     rows = tuple((label, *(f"{value:.1f} %" for value in shares[k])) for k, label in enumerate(labels))
     shed = ", ".join(f"{label} {shares[k, 2]:.1f} %" for k, label in enumerate(labels))
     sentence = f"Every offered request once. Shed by admission: {shed}; a policy that sheds more to look better shows it here."

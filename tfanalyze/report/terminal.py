@@ -258,7 +258,7 @@ def _error(value: Any, unit: str) -> Text:
 def render_replay(found: Found) -> RenderableType:
     metrics = found["metrics"]
     return stack(
-        _metric_table(f"Replay of {found.get('policy', '')}", {name: one for name, one in (metrics.get("by_class") or {}).items()} | {"all": metrics}),
+        _metric_table(f"Replay of {found.get('policy', '')}", dict(metrics.get("by_class") or {}) | {"all": metrics}),
         _waste(metrics),
         _run_facts(found),
         remarks("Assumed", _sentences(found.get("assumed"))),
@@ -330,8 +330,9 @@ def render_tune(found: Found) -> RenderableType:
     against = [(name, *_difference(one)) for name, one in (found.get("against") or {}).items()]
     names = ("", "baseline", "tuned", "gain", "95 % interval")
     changed = [(name, pretty("", _was(one)), pretty("", _now(one))) for name, one in (found.get("changed_params") or {}).items()]
-    knobs = sorted(((n, one) for n, one in (found.get("knobs") or {}).items()), key=lambda item: -_float(item[1].get("importance")))
-    lines = [(name, share(_float(one.get("importance"))), "" if one.get("identifiable") else "any value does on this traffic") for name, one in knobs[:12]]
+    knobs = sorted((found.get("knobs") or {}).items(), key=lambda item: -_float(item[1].get("importance")))
+    clear = [(name, share(_float(one.get("importance")))) for name, one in knobs if one.get("identifiable")]
+    vague = len(knobs) - len(clear)
     facts: list[tuple[str, str | Text]] = [
         ("search", f"{found.get('trials', 0)} trials in {seconds(_float(found.get('search_s', found.get('wall_s'))))}, Optuna's share {share(_float(found.get('optuna_share')))}"),
         ("shed", f"{share(_float(found.get('shed_share')))} of offered requests, now {share(_float(found.get('shed_share_present')))}"),
@@ -341,7 +342,8 @@ def render_tune(found: Found) -> RenderableType:
         grid("On traffic that the search never saw", names, [("holdout", *_difference(hold)), *loads] if hold else loads),
         grid("Settings to change", ("setting", "now", "tuned"), changed) if changed else Text("No setting changes."),
         grid("Against other policies on the holdout", ("policy", "it", "tuned", "gain", "95 % interval"), against) if against else None,
-        _knob_table(lines) if lines else None,
+        grid("Which knobs matter", ("knob", "importance"), clear) if clear else None,
+        Text(f"For {vague} {'others ' if clear else ''}any value does on this traffic: do not trust the one found.") if vague else None,
         pairs("", facts),
         _canary(found.get("canary")),
         remarks("Noted", _sentences(found.get("notes"))),
@@ -363,12 +365,6 @@ def _was(one: Any) -> Any:
 
 def _now(one: Any) -> Any:
     return next((one[key] for key in ("to", "tuned", "new", "is") if key in one), None) if isinstance(one, Mapping) else (one[-1] if isinstance(one, (list, tuple)) else one)
-
-
-def _knob_table(lines: Sequence[tuple[str, str, str]]) -> Table:
-    table = grid("Which knobs matter", ("knob", "importance", ""), lines)
-    table.columns[2].justify = "left"
-    return table
 
 
 def _canary(found: Any) -> Table | None:

@@ -10,10 +10,22 @@ import numpy as np
 from tfanalyze.report import numbers
 from tfanalyze.report.blame import ALL_CAUSES, Blame, worst
 from tfanalyze.report.columns import REASON, STATUS, Run
-from tfanalyze.report.figures import Figure, Line, Spec, Table, amounts, axis, bar, figure, line, log_axis, time_unit
+from tfanalyze.report.figures import (
+    DASHES,
+    Figure,
+    Line,
+    Spec,
+    Table,
+    amounts,
+    axis,
+    bar,
+    figure,
+    line,
+    log_axis,
+    time_unit,
+)
 from tfanalyze.report.model import table_of
 from tfanalyze.report.reduce import QUANTILES, bins_of, sums
-from tfanalyze.report.runs import DASHES
 from tfanalyze.report.section import Block, Note
 
 
