@@ -215,3 +215,28 @@ def test_observed_run_has_the_logs_times() -> None:
     np.testing.assert_array_equal(run.ttft_s, trace.observed.ttft_s)
     assert 0 < run.attained.mean() < 1
     assert observed_run(replace(trace, observed=None), None) is None
+
+
+def test_report_of_a_real_replay(tmp_path: Path) -> None:
+    """What the simulator really returns fits the report: sample log, recorded routing, another policy, series."""
+    from tfanalyze.replay import Options, Simulator
+    from tfanalyze.replay.policies import load_policy
+    from tfanalyze.runs import prepare
+
+    log = Path(__file__).resolve().parents[2] / "sample_traces" / "rr-low" / "requests.jsonl.zst"
+    ready = prepare(log)
+    simulator = Simulator(ready.trace, ready.fleet, ready.profiles, ready.classes, Options(series_bins=60))
+    runs = {}
+    for name in ("recorded", "tokenpilot+slomax"):
+        outcome = simulator.run(load_policy(name), 1)
+        runs[name] = {"trace": ready.trace, "outcome": outcome, "summary": summarise(ready.trace, outcome, ready.classes)}
+    parts = {part.key: part for part in sections({"runs": runs, "classes": ready.classes, "fleet": ready.fleet}, quiet)}
+    goodput = next(block for block in parts["overview"].blocks if isinstance(block, Figure))
+    assert [trace["name"] for trace in goodput.data] == ["offered", "observed", "recorded", "tokenpilot+slomax"]
+    heat = [block for block in parts["fleet"].blocks if isinstance(block, Figure) and block.data[0]["type"] == "heatmap"]
+    assert len(heat) == 4 and all(len(one.data[0]["z"]) == ready.fleet.n_instances for one in heat)
+    observed = observed_run(ready.trace, ready.classes)
+    assert observed is not None and observed.attained.mean() > 0
+    shown = next(block for block in parts["overview"].blocks if isinstance(block, Figure) and block.key == "attainment")
+    for row in shown.table.rows[1:]:
+        assert row[-1] == f"{100 * runs[row[0]]['summary']['attainment']:.1f} %"

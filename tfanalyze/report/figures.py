@@ -123,7 +123,7 @@ def axis(title: str, **more: Any) -> Spec:
 def amounts(title: str, values: Sequence[float]) -> Spec:
     """An axis from zero that leaves room for what is printed at the ends of lying bars."""
     known = [value for value in values if math.isfinite(value)]
-    return {"title": {"text": title}, "range": [0, 1.18 * max(known, default=1.0) or 1.0]}
+    return {"title": {"text": title}, "range": [0, 1.25 * max(known, default=1.0) or 1.0]}
 
 
 def log_axis(title: str, **more: Any) -> Spec:

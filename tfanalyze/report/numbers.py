@@ -106,7 +106,7 @@ def _pretty_number(key: str, value: Real) -> str:
         return signed_pct(100 * number)
     if key.endswith("_pct"):
         return signed_pct(number)
-    if key.endswith(("share", "attainment")):
+    if key.endswith(("share", "attainment")) or "_share_" in key:
         return share(number)
     if key.endswith("seed"):
         return f"{number:.0f}"
