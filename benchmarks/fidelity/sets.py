@@ -15,6 +15,7 @@ from typing import Any
 
 from tfanalyze.config import EngineLimits, Fleet, Pool
 from tfanalyze.ingest import ingest_logs
+from tfanalyze.models.latency import Rows, rows_from_steps
 from tfanalyze.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,6 +104,30 @@ def _sweep_rows(folder: Path, name: str) -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return out
+
+
+def sweep_raw(name: str) -> Workspace:
+    """The client and server files of one sweep run as the ordinary ingest takes them, no configuration."""
+    from tfanalyze.ingest import ingest_metrics
+
+    folder = data_dir() / SWEEP / name
+    workspace = Workspace.open(":memory:")
+    ingest_logs(sorted(folder.glob("metrics_client_metrics.csv*")), db=workspace)
+    ingest_metrics(sorted(folder.glob("metrics_server_metrics.csv*")), db=workspace)
+    return workspace
+
+
+def blis_steps(model: str) -> Rows:
+    """Step samples of BLIS (inference-sim, Apache-2.0): vLLM on H100; cycle times below 3 ms are artefacts of matching."""
+    import polars as pl
+
+    steps = pl.read_parquet(data_dir() / "blis" / "steps" / "enriched_steps.parquet")
+    steps = steps.filter((pl.col("model") == model) & (pl.col("cycle_time_us") > 3000)).sort("step.ts_start_ns")
+    column = {name: steps[name].to_numpy().astype(float) for name in steps.columns if steps[name].dtype.is_numeric()}
+    prefill, seqs = column["batch.prefill_tokens"], column["batch.decode_tokens"]
+    kv_tokens = 16.0 * (column["kv.blocks_total_gpu"] - column["kv.blocks_free_gpu"])
+    at_s = (column["step.ts_start_ns"] - column["step.ts_start_ns"].min()) * 1e-9
+    return rows_from_steps(prefill, prefill * (prefill + 1) / 2, seqs, kv_tokens, column["cycle_time_us"] * 1e-6, at_s)
 
 
 def _kv_tokens(folder: Path) -> int:

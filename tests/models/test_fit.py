@@ -124,3 +124,16 @@ def test_memory_as_the_limit_is_read_off_too() -> None:
     truth.write(workspace, what, outcome)
     engine = fit(workspace, draws=5).fleet.pools[0].engine
     assert engine.kv_tokens == pytest.approx(40_000, rel=0.08)
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    """90 % intervals over five logs; 25 coefficients, so a few misses are luck and most of them would be a fault."""
+    inside = total = 0
+    for seed in range(20, 25):
+        profile = fit(truth.made(n=400, rate=2.0 + seed % 3, seed=seed, noise=0.03), fleet=truth.fleet(), draws=50).profiles["pool"]
+        for name in ("c0_s", "c_prefill_s", "c_seq_s", "c_kv_s"):
+            if name in profile.low and getattr(profile.step, name) > 0:
+                inside += profile.low[name] <= getattr(truth.TRUE, name) <= profile.high[name]
+                total += 1
+    assert total >= 12
+    assert inside / total >= 0.75

@@ -256,12 +256,16 @@ def _bootstrap(
     ordered = rows[np.argsort(target.arrival_s[rows], kind="stable")]
     parts = np.array_split(ordered, count)
     r0 = residuals(base, target, rows, windows)
+    jacobian = np.stack([(residuals(p, target, rows, windows) - r0) / PROBE for p in probes], axis=1)
+    covariance = np.linalg.inv(jacobian.T @ jacobian + np.diag(1.0 / width**2 / 10.0))
+    root = np.linalg.cholesky((covariance + covariance.T) / 2.0)
     out = np.empty((draws, len(x)))
     for draw in range(draws):
         picked = np.concatenate([parts[i] for i in rng.integers(0, count, count)])
         r = residuals(base, target, picked, windows)
         jacobian = np.stack([(residuals(p, target, picked, windows) - r) / PROBE for p in probes], axis=1)
-        out[draw] = np.clip(x + np.clip(_step(jacobian, r - r0, np.zeros_like(x), width, 0.0), -1.0, 1.0), -4.0, 4.0)
+        shift = _step(jacobian, r - r0, np.zeros_like(x), width, 0.0) + root @ rng.standard_normal(len(x))
+        out[draw] = np.clip(x + np.clip(shift, -1.0, 1.0), -4.0, 4.0)
     return out
 
 
