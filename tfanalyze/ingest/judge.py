@@ -79,7 +79,7 @@ def _place(ctx: Context, cols: dict[str, Col]) -> str:
     start_us = number_us(at) if not isinstance(at, str) else iso_us(at, ctx.options.tz) or number_us(at)
     if start_us is None:
         raise ConfigError(f"is {at!r}", "start_at", "give an ISO time or seconds since 1970")
-    cols["arrival_us"] = Col(f"(({cols['arrival_us'].sql}) + {start_us})", ASSUMED)
+    cols["arrival_us"] = Col(f"(({cols['arrival_us'].sql})::HUGEINT + {start_us})", ASSUMED)
     ctx.clock = f"unix: relative {ctx.units.get('arrival', '')} from {at}"
     return "unix"
 

@@ -65,7 +65,7 @@ def _columns(mapping: Mapping[str, str], known: dict[str, tuple[str, str]], ctx:
         except duckdb.Error as error:
             raise ConfigError(_first_line(error), f"[ingest.mapping] {name}", "give a DuckDB expression") from error
         column, unit = known[name]
-        cols[column] = Col(_expression(name, f"({sql})", unit, str(kind[0]) if kind else "", ctx))
+        cols[column] = Col(_expression(name, f"TRY({sql})", unit, str(kind[0]) if kind else "", ctx))
     return cols
 
 

@@ -27,13 +27,13 @@ def mapping(ctx: Context) -> dict[str, Col]:
     root = f"(SELECT root FROM bailian_roots b WHERE b.chat_id = {ctx.staged}.chat_id)"
     cols = {
         "request_id": Col("chat_id::VARCHAR"),
-        "arrival_us": Col("round(timestamp * 1e6)::BIGINT"),
+        "arrival_us": Col("try_cast(round(timestamp * 1e6) AS BIGINT)"),
         "input_tokens": Col("input_length"),
         "output_tokens": Col("output_length"),
         "session_id": Col(f"coalesce({root}, chat_id)::VARCHAR", DERIVED),
     }
     if "turn" in ctx.present:
-        cols["turn"] = Col("greatest(turn - 1, 0)", DERIVED)
+        cols["turn"] = Col("greatest(turn::BIGINT - 1, 0)", DERIVED)
     if "type" in ctx.present:
         cols["slo_class"] = Col("type", DERIVED)
     if "hash_ids" in ctx.present:

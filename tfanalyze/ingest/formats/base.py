@@ -86,7 +86,8 @@ class Context:
         """SQL: a numeric time in microseconds; the unit is seen from its size, and stated in `units` and `clock`."""
         unit, base = self.options.time_unit, self.options.time_base
         if unit is None or base is None:
-            top = self.one(f"SELECT max(abs({column}::DOUBLE)) FROM {self.staged}") or 0.0
+            some = f"SELECT abs(try_cast({column} AS DOUBLE)) AS t FROM {self.staged} WHERE {column} IS NOT NULL LIMIT 100000"
+            top = self.one(f"SELECT median(t) FROM ({some}) WHERE NOT isnan(t)") or 0.0  # one absurd row must not decide
             seen_unit, seen_base = epoch_unit(float(top), default)
             unit, base = unit or seen_unit, base or seen_base
         self.units["arrival"], self.time_base = unit, base
@@ -108,7 +109,7 @@ SCALE = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 
 
 def epoch_unit(top: float, default: str | None = None) -> tuple[str, str]:
-    """(unit, time base) of numeric times whose largest is `top`: the epoch's size tells s, ms, us and ns apart."""
+    """(unit, time base) of numeric times that are about `top`: the epoch's size tells s, ms, us and ns apart."""
     for unit, low in (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 8e8)):
         if top >= low:
             return unit, "unix"
@@ -118,9 +119,9 @@ def epoch_unit(top: float, default: str | None = None) -> tuple[str, str]:
 def to_us(column: str, unit: str) -> str:
     """SQL: a number in `unit` as whole microseconds."""
     if unit == "ns":
-        return f"({column}::HUGEINT // 1000)::BIGINT"
+        return f"try_cast(try_cast({column} AS HUGEINT) // 1000 AS BIGINT)"
     if unit == "us":
-        return f"round({column})::BIGINT"
+        return f"try_cast(round({column}) AS BIGINT)"
     return f"try_cast(round({column} * {SCALE[unit]:.0f}) AS BIGINT)"
 
 

@@ -18,7 +18,7 @@ def mapping(ctx: Context) -> dict[str, Col]:
     ctx.units |= {"arrival": "s", "elapsed": "s"}
     ctx.time_base = "relative"
     cols = {
-        "arrival_us": Col('round("Timestamp" * 1e6)::BIGINT'),
+        "arrival_us": Col('try_cast(round("Timestamp" * 1e6) AS BIGINT)'),
         "input_tokens": Col('"Request tokens"'),
         "output_tokens": Col('nullif("Response tokens", 0)'),
         "status": Col("""CASE WHEN "Response tokens" = 0 THEN 'error' ELSE 'ok' END""", DERIVED),
@@ -28,7 +28,7 @@ def mapping(ctx: Context) -> dict[str, Col]:
     if "Session ID" in ctx.present:
         cols["session_id"] = Col("""nullif("Session ID", '')""")
     if "Elapsed time" in ctx.present:
-        cols["e2e_us"] = Col('round("Elapsed time" * 1e6)::BIGINT')
+        cols["e2e_us"] = Col('try_cast(round("Elapsed time" * 1e6) AS BIGINT)')
     return {name: col for name, col in cols.items() if name not in ("model", "slo_class") or _has(ctx, name)}
 
 

@@ -19,14 +19,14 @@ def mapping(ctx: Context) -> dict[str, Col]:
     ctx.units |= {"arrival": "s", "durations": "ms"}
     ctx.time_base = "relative"
     return {
-        "arrival_us": Col("coalesce(round(relative_time_sec * 1e6), round((start_time_ms - "
-                          f"(SELECT min(start_time_ms) FROM {ctx.staged})) * 1e3))::BIGINT"),
+        "arrival_us": Col("try_cast(coalesce(round(relative_time_sec * 1e6), round((start_time_ms - "
+                          f"(SELECT min(start_time_ms) FROM {ctx.staged})) * 1e3)) AS BIGINT)"),
         "session_id": Col("conversation_id"),
-        "turn": Col("(input_num_turns - 1) // 2", DERIVED),
+        "turn": Col("(input_num_turns::BIGINT - 1) // 2", DERIVED),
         "input_tokens": Col("input_num_tokens"),
         "output_tokens": Col("output_num_tokens"),
-        "ttft_us": Col("round(ttft_ms * 1000)::BIGINT"),
-        "e2e_us": Col("round(latency_ms * 1000)::BIGINT"),
+        "ttft_us": Col("try_cast(round(ttft_ms * 1000) AS BIGINT)"),
+        "e2e_us": Col("try_cast(round(latency_ms * 1000) AS BIGINT)"),
         "status": Col("'ok'", DERIVED),
     }  # fmt: skip
 

@@ -18,8 +18,8 @@ def mapping(ctx: Context) -> dict[str, Col]:
     ctx.units["durations"] = "s"
     cols = {
         "arrival_us": Col(ctx.numeric_time("launch_time")),
-        "input_tokens": Col("round(prompt_tokens)::BIGINT"),
-        "output_tokens": Col("round(generation_tokens)::BIGINT"),
+        "input_tokens": Col("try_cast(round(prompt_tokens) AS BIGINT)"),
+        "output_tokens": Col("try_cast(round(generation_tokens) AS BIGINT)"),
         "ttft_us": Col(to_us("ttft", "s")),
         "e2e_us": Col(to_us("(finish_time - launch_time)", "s"), DERIVED),
         "status": Col("CASE WHEN finish_time IS NULL THEN NULL ELSE 'ok' END", DERIVED),
@@ -28,7 +28,7 @@ def mapping(ctx: Context) -> dict[str, Col]:
         cols["session_id"] = Col("user_id")
     if "question_id" in ctx.present:
         first = ctx.one(f"SELECT min(question_id) FROM {ctx.staged}") or 0
-        cols["turn"] = Col(f"question_id - {int(first)}", DERIVED)
+        cols["turn"] = Col(f"question_id::BIGINT - {int(first)}", DERIVED)
     return cols
 
 

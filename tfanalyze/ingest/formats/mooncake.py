@@ -21,7 +21,7 @@ def mapping(ctx: Context) -> dict[str, Col]:
     ctx.time_base = "relative"
     header = f"SELECT any_value(block_size) FROM {ctx.staged} WHERE schema IS NOT NULL"
     cols = {
-        "arrival_us": Col("round(coalesce(timestamp, not_before_ms) * 1000)::BIGINT"),
+        "arrival_us": Col("try_cast(round(coalesce(timestamp, not_before_ms) * 1000) AS BIGINT)"),
         "input_tokens": Col("input_length"),
         "output_tokens": Col("output_length"),
     }
@@ -30,9 +30,9 @@ def mapping(ctx: Context) -> dict[str, Col]:
         cols["block_size"] = Col(str(ctx.options.block_size or ctx.one(header) or 512), OBSERVED)
     if "play_id" in ctx.present:  # agentic: what waits for another request of its play comes a delay after it
         cols["session_id"] = Col("play_id")
-        cols["delay_us"] = Col("round(dependencies[1].delay_ms * 1000)::BIGINT")
+        cols["delay_us"] = Col("try_cast(round(dependencies[1].delay_ms * 1000) AS BIGINT)")
     if "delay" in ctx.present:
-        cols["delay_us"] = Col("round(delay * 1000)::BIGINT")
+        cols["delay_us"] = Col("try_cast(round(delay * 1000) AS BIGINT)")
     same = ("session_id", "priority", "request_id", "model")
     cols |= {name: Col(name) for name in same if name in ctx.present and name not in cols}
     return cols
