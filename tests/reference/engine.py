@@ -7,7 +7,6 @@ from math import ceil, floor, inf
 from typing import Any
 
 from tests.reference.prefix import Memory, Paths, ceil_div
-
 from tfanalyze.config import Pool
 from tfanalyze.models.profile import Profile, StepTime
 

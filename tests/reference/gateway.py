@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.reference.engine import Attempt, Engine, Report, step_s
-
 from tfanalyze.config import SloClass
 from tfanalyze.replay.state import GATE, REQUEST, SITE, VIEW
 

@@ -100,7 +100,7 @@ class Memory:
 
     def check(self) -> None:
         """The laws of memory."""
-        assert 0 <= self.private and 0 <= self.used() <= self.capacity, (self.private, self.used(), self.capacity)
+        assert self.private >= 0 and 0 <= self.used() <= self.capacity, (self.private, self.used(), self.capacity)
         assert len(set(self.lru)) == len(self.lru)
         for s, held in self.held.items():
             assert 0 <= held <= self.paths.end[s] - self.paths.start[s]

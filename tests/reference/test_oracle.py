@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
+
 from tests.reference.world import World
 from tests.strategies import Case, cases
-
 from tfanalyze.trace import from_columns
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

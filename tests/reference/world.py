@@ -13,7 +13,6 @@ import numpy as np
 from tests.reference.engine import Attempt, Engine, Report
 from tests.reference.gateway import EPS, GatewayReplica, hash01
 from tests.reference.prefix import Paths, find_paths
-
 from tfanalyze.config import Fleet, Pool, SloClass
 from tfanalyze.models.profile import Profile
 from tfanalyze.replay.options import Options
@@ -447,6 +446,8 @@ class World:
             self.end(a, "TIMEOUT", "", now_s)
         elif to.state == "down":
             self.end(a, "ERROR", "CRASH", now_s)
+        elif not to.fits(a):
+            self.end(a, "REJECTED", "NEVER_FITS", now_s)
         else:
             a.handed = True
             to.arrive(a, now_s)
