@@ -475,7 +475,8 @@ class Engine:
 
     def kv_used_share(self) -> float:
         if self.slots:
-            return sum(a.computed for a in self.running) / self.limits.kv_tokens
+            planned = {id(a): m for a, m in self.step}
+            return sum(a.computed + planned.get(id(a), 0) for a in self.running) / self.limits.kv_tokens
         return 1 - self.memory.available() / self.memory.capacity
 
     def publish(self, now_s: float) -> None:

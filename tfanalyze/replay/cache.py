@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from tfanalyze.replay.jit import inner
-from tfanalyze.replay.layout import F_ENTRIES, NONE
+from tfanalyze.replay.layout import F_ENTRIES, HANDED, NONE
 
 FREE_LIST = 0  # ent[0] is no entry: its hnext heads the free list, its held counts the records ever used
 
@@ -233,7 +233,7 @@ def lock_path(en, n, inst, f, segs):
 @inner
 def cache_range(en, n, inst, f, first, last):
     """Blocks [first, last) of the request have just been filled: register those that are next in their segment."""
-    if last <= first or inst.cache != 1:
+    if last <= first or inst.cache != 1 or f.to_inst == HANDED:
         return
     base = en.poff[inst.e, f.row]
     stop = en.poff[inst.e, f.row + 1]

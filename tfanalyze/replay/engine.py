@@ -270,6 +270,7 @@ def preempt(en, n, inst, x):
     f.target = en.row[f.row].input + f.made
     f.computed = 0
     f.preempts += 1
+    inst.thrash = 1
     inst.preemptions += 1
     wait_insert(en, inst, x, True)
 
@@ -488,10 +489,9 @@ def admit_waiting(en, n, inst, a_sum):
             break
         x = inst.w_head
         f = fl[x]
-        if f.to_inst == HANDED:
+        if f.to_inst == HANDED and f.target == 0:
             if admit_ready(en, n, inst, x) == 0:
                 break
-            f.to_inst = NONE
             continue
         m_limit = budget
         if inst.long_prefill > 0 and inst.sched != SGLANG:
@@ -501,7 +501,7 @@ def admit_waiting(en, n, inst, a_sum):
             a_sum += a
             continue
         hit, segs, idle = np.int64(0), np.int64(0), np.int64(0)
-        if inst.cache == BLOCKS:
+        if inst.cache == BLOCKS and f.to_inst != HANDED:
             hit, segs, idle = match(en, n, inst, f.row, f.target)
         paid = hit if en.cf[0].infinite == 0 else np.int64(0)
         rest = f.target - hit * inst.block
@@ -605,6 +605,8 @@ def stretch_steps(en, n, inst):
     k = np.int64(en.fl[en.fheap[n, 0]].finish_step - inst.steps)
     if inst.cache == SLOTS or k <= 1:
         return k
+    if inst.thrash == 1 and inst.n_wait > 0 and inst.n_run < inst.max_seqs:
+        return np.int64(1)
     if inst.sched == SGLANG and inst.block > 1 and inst.n_wait > 0 and inst.n_run < inst.max_seqs:
         return np.int64(1)
     spare = available(inst)
@@ -645,6 +647,7 @@ def plan(en, n, now_s):
     inst.base_s = max(now_s, inst.arr_s)
     inst.step_p = 0
     inst.load_s = 0.0
+    inst.thrash = 0
     if inst.sched == SGLANG:
         a_sum = plan_prefill_first(en, n, inst)
         if inst.step_p == 0 and inst.k_dec == 0 and inst.n_wait > 0:

@@ -181,6 +181,7 @@ INST = np.dtype(
         ("step_p", "i4"),  # prefill tokens in the planned step
         ("dirty", "i4"),
         ("changed", "i4"),
+        ("thrash", "i4"),  # something was preempted while the step was planned: the queue is looked at again in the next one
         ("leaving", "i4"),  # running requests whose client has left
         ("slot_cap", "i4"),
         ("slots", "i4"),

@@ -61,6 +61,7 @@ from tfanalyze.replay.state import (
     ERROR,
     OK,
     REASON_CRASH,
+    REASON_NEVER_FITS,
     REASON_NO_INSTANCE,
     REASON_NONE,
     REASON_QUEUE_FULL,
@@ -126,13 +127,13 @@ def start_handoff(en, gw, x, now_s):
 def end_handoff(en, gw, x, now_s):
     """The KV has moved: free it at the prefill instance, queue at the decode instance."""
     f = en.fl[x]
+    row = en.row[f.row]
     n = f.inst
     inst = en.inst[n]
     inst.private -= ceil_div(np.int64(f.target), inst.block) - f.shared
     release_path(en, n, inst, f)
     inst.changed = 1
-    if inst.n_wait > 0 or inst.next_s == np.inf:
-        wake(en, gw, n, now_s)
+    wake(en, gw, n, now_s)
     f.inst = f.to_inst
     en.out[f.row].instance = f.inst
     to = en.inst[f.inst]
@@ -141,6 +142,9 @@ def end_handoff(en, gw, x, now_s):
         return
     if to.up == 0:
         end_flight(en, gw, x, ERROR, REASON_CRASH, now_s)
+        return
+    if ceil_div(np.int64(row.input) + row.output, to.block) > to.cap:
+        end_flight(en, gw, x, REJECTED, REASON_NEVER_FITS, now_s)
         return
     to.orders += 1
     f.order = to.orders
@@ -160,7 +164,7 @@ def finish(en, gw, n, x, now_s):
     inst = en.inst[n]
     f = en.fl[x]
     row = en.row[f.row]
-    if inst.cache == 1 and f.to_inst != HANDED:
+    if inst.cache == 1:
         cache_range(en, n, inst, f, row.input // inst.block, (row.input + row.output - 1) // inst.block)
     stop_running(en, n, inst, x)
     end_flight(en, gw, x, OK, REASON_NONE, now_s)
@@ -285,7 +289,7 @@ def inst_finish_late(en, gw, n, x, now_s):
     inst = en.inst[n]
     f = en.fl[x]
     row = en.row[f.row]
-    if inst.cache == 1 and f.to_inst != HANDED:
+    if inst.cache == 1:
         cache_range(en, n, inst, f, row.input // inst.block, (row.input + row.output - 1) // inst.block)
     stop_running(en, n, inst, x)
     end_flight(en, gw, x, f.leave, REASON_NONE, now_s)

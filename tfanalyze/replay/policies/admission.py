@@ -10,7 +10,16 @@ import numpy as np
 
 from tfanalyze.replay.jit import helper
 from tfanalyze.replay.policies import param
-from tfanalyze.replay.state import ADMIT_DONE, ADMIT_HEAD, ADMIT_NEXT, ADMIT_TICK, HOLD, PASS, SHED
+from tfanalyze.replay.state import (
+    ADMIT_DONE,
+    ADMIT_HEAD,
+    ADMIT_JOIN,
+    ADMIT_NEXT,
+    ADMIT_TICK,
+    HOLD,
+    PASS,
+    SHED,
+)
 
 
 @helper
@@ -118,12 +127,15 @@ class ConcurrencyLimit:
     @staticmethod
     def admit(op, gate, request, params, memory, rng):
         limit_requests, queue_requests, max_wait_s = params[0], params[1], params[2]
+        free = all_inflight(gate) < limit_requests * max(1.0, gate[0].instances)
         if op == ADMIT_NEXT:
             return oldest_queue(gate)
+        if op == ADMIT_JOIN:
+            return PASS if free or gate[0].queued < queue_requests else SHED
         if op == ADMIT_HEAD:
-            if all_inflight(gate) < limit_requests * max(1.0, gate[0].instances):
+            if free:
                 return PASS
-            return SHED if request.queued_s > max_wait_s or gate[0].queued > queue_requests else HOLD
+            return SHED if request.queued_s > max_wait_s else HOLD
         return 0
 
 
@@ -214,11 +226,12 @@ class RequestRate:
 
 @dataclass(frozen=True)
 class AdaptiveConcurrency:
-    """A concurrency limit that follows the ratio of the best latency seen to the present one.
+    """A concurrency limit that follows the ratio of the usual latency to the present one.
 
-    limit <- (1 - smooth) limit + smooth (limit * clamp(tolerance * best / now, 0.5, 1) + sqrt(limit)), latency = smoothed
-    TTFT less the smoothed wait in its own queue, each period; the best one decays towards the present so that it can be measured anew.
-    Source: Gradient2 of Netflix's concurrency-limits, as in Envoy's adaptive_concurrency filter.
+    gradient = clamp(tolerance * long / now, 0.5, 1), limit <- (1 - smooth) limit + smooth (limit * gradient + sqrt(limit)) each
+    period; now = smoothed TTFT less the smoothed wait in its own queue, long = its average over many periods, which comes
+    back faster once latency has halved.  It does not grow while less than half of it is used.
+    Source: Gradient2 of Netflix's concurrency-limits (Envoy's adaptive_concurrency filter is its first form).
     """
 
     name: ClassVar[str] = "adaptive_concurrency"
@@ -229,7 +242,10 @@ class AdaptiveConcurrency:
     start_requests: float = param(
         32, "requests/instance", 1, 512, "limit for each instance at the start", log=True, integer=True
     )
-    tolerance: float = param(2.0, "factor", 1.0, 10.0, "how much worse than the best latency is normal")
+    least_requests: float = param(
+        4, "requests/instance", 1, 64, "the limit never falls below this", log=True, integer=True
+    )
+    tolerance: float = param(1.5, "factor", 1.0, 10.0, "how much worse than the usual latency is normal")
     smooth: float = param(0.2, "share", 0.01, 1.0, "how far the limit moves in one period")
     max_wait_s: float = param(60.0, "s", 0.1, 3600.0, "a request that has waited longer is shed", log=True)
     period_s: float = param(1.0, "s", 0.1, 60.0, "control period", tune=False)
@@ -240,31 +256,30 @@ class AdaptiveConcurrency:
 
     @staticmethod
     def admit(op, gate, request, params, memory, rng):
-        start_requests, tolerance, smooth, max_wait_s, period_s = (
-            params[0],
-            params[1],
-            params[2],
-            params[3],
-            params[4],
-        )
+        start_requests, least_requests, tolerance, smooth = params[0], params[1], params[2], params[3]
+        max_wait_s = params[4]
+        instances = max(1.0, gate[0].instances)
         if op == ADMIT_NEXT:
             return oldest_queue(gate)
         if memory[0] == 0.0:
-            memory[0] = start_requests * max(1.0, gate[0].instances)
+            memory[0] = start_requests * instances
         if op == ADMIT_HEAD:
             if gate[0].inflight < memory[0]:
                 memory[2] += 0.1 * (request.queued_s - memory[2])
                 return PASS
             return SHED if request.queued_s > max_wait_s else HOLD
-        now = gate[0].ttft_ewma_s - memory[2]  # what it took after the gateway's own queue
+        now = gate[0].ttft_ewma_s - memory[2]
         if op == ADMIT_TICK and now > 0.0:
-            best = now if memory[1] == 0.0 else min(now, memory[1] * (1.0 + 0.001 * period_s))
-            memory[1] = best
-            gradient = min(1.0, max(0.5, tolerance * best / now))
+            long = now if memory[1] == 0.0 else memory[1] + (now - memory[1]) / 100.0
+            if long > 2.0 * now:
+                long *= 0.95
+            memory[1] = long
+            gradient = min(1.0, max(0.5, tolerance * long / now))
             wanted = memory[0] * gradient + np.sqrt(memory[0])
             if gate[0].inflight < 0.5 * memory[0] and wanted > memory[0]:
                 return 0  # the limit was not what held traffic back
-            memory[0] = min(max(1.0, gate[0].slots), max(1.0, (1.0 - smooth) * memory[0] + smooth * wanted))
+            limit = (1.0 - smooth) * memory[0] + smooth * wanted
+            memory[0] = min(max(1.0, gate[0].slots), max(least_requests * instances, limit))
         return 0
 
 

@@ -103,6 +103,18 @@ def cannot_meet(z, request, wait, shed_slack):
 
 
 @helper
+def own_window(gate, window):
+    """Requests that this gateway may have in flight: the fleet's window less what reports show of other gateways'.
+
+    When others fill the window its share of all that is in flight stays its own, so that no gateway is crowded out.
+    """
+    own = fleet_requests(gate)
+    others = max(0.0, gate[0].running + gate[0].waiting - own)
+    kept = window * own / (own + others) if others > 0.0 else window
+    return max(1.0, max(window - others, kept))
+
+
+@helper
 def may_borrow(gate, memory, q, requests, tokens):
     """Quota left unused by the others is lent, less what those with a tighter SLO keep in reserve for their bursts."""
     used = fleet_requests(gate)
@@ -308,7 +320,7 @@ class SloMax:
         bound = offline_wait_s if kind == OFFLINE else wait_share * request.ttft_slo_s
         if wait > bound * older and fleet_requests(gate) > 0.0:
             return HOLD
-        requests = max(1.0, memory[WINDOW] * max(1.0, z.instances))
+        requests = own_window(gate, memory[WINDOW] * max(1.0, z.instances))
         tokens = max(1.0, token_limit * z.kv_capacity_tokens)
         share = min(1.0, share_of(gate, memory, q) * older)
         need = request.input_tokens + request.expected_output_tokens
