@@ -103,7 +103,7 @@ def bins_at(arrival_s: F64, bins: Bins) -> Bins:
 
 def latency_over_time(runs: Sequence[Run], measure: str = "ttft_s") -> Figure:
     """P95 of a measure by arrival."""
-    bins = bins_of(_in_order(runs[0])[0], least_rows=60)
+    bins = bins_of(_in_order(runs[0])[0], 120, 60)
     unit, size = time_unit(float(bins.edge_s[-1] - bins.edge_s[0]))
     x = (bins.middle_s - bins.edge_s[0]) / size
     data, rows, peaks = [], [], {}
