@@ -151,8 +151,6 @@ def render_plan(found: Found) -> RenderableType:
 
 def _saving(one: Any) -> str:
     """One line of what the better policy saves."""
-    if isinstance(one, str):
-        return one
     gpu = f" of {one['gpu']}" if one.get("gpu") else ""
     needs = one.get("baseline_needs")
     before = f"instead of {count(number(needs))}" if needs else "where the baseline reaches it with no fleet"
