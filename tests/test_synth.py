@@ -11,12 +11,13 @@ from tfanalyze.errors import ConfigError
 from tfanalyze.synth import CLIENT_CV, KINDS, synth
 from tfanalyze.trace import COLUMNS, Trace, read_trace, trace_hash
 
+RATE = 12.0
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
 def long() -> Trace:
-    return synth(seconds=3600, rate=4, seed=5)
+    return synth(seconds=3600, rate=RATE, seed=5)
 
 
 def of(trace: Trace, name: str) -> np.ndarray:
@@ -38,10 +39,10 @@ def reuse_share(trace: Trace, rows: np.ndarray) -> float:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
 def test_lengths_and_shares_are_the_published_ones(long: Trace, kind: object) -> None:
     rows = of(long, kind.name)
-    assert len(rows) == round(kind.share * 4 * 3600)
+    assert len(rows) == round(kind.share * RATE * 3600)
     for column, table in ((long.input_tokens, kind.input_tokens), (long.output_tokens, kind.output_tokens)):
         p50, p90, p99 = np.percentile(column[rows], [50, 90, 99])
-        assert p50 == pytest.approx(table[1], rel=0.2)  # three standard errors at 2,000 rows
+        assert p50 == pytest.approx(table[1], rel=0.12)
         assert p90 == pytest.approx(table[2], rel=0.12)
         assert p99 == pytest.approx(table[3], rel=0.25)
 
