@@ -25,7 +25,7 @@ REAL_LOGS = (
     "lmcache_agent_trace/*.jsonl.gz", "gateway_logs/production_stack/*.log", "engine_logs/llumnix/instance_20038.out.gz",
     "dynamo/replay/tests/data/*.jsonl", "dynamo/replay/tests/e2e/configs/unified_cli/fixtures/traces/[!ad]*.jsonl",
     "dynamo/replay/tests/e2e/configs/unified_cli/fixtures/traces/dynamo-*.jsonl",
-    "dynamo/replay/tests/e2e/configs/unified_cli/fixtures/traces/agentic-*.jsonl", "inference_perf/examples/trace-replay/trace.csv",
+    "dynamo/replay/tests/e2e/configs/unified_cli/fixtures/traces/agentic-*.jsonl", "inference_perf/examples/trace-replay/trace.csv", "servegen/reason/deepseek-r1/chunk-1-trace.csv",
 )  # fmt: skip
 REAL_METRICS = (
     "llamacpp_two_instances/*/metrics-i*.prom.jsonl", "prometheus_dumps/*.prom", "inferencex/*/*/metrics_server_metrics.csv*",
@@ -44,7 +44,8 @@ def formats() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         for sample in SAMPLES:
             path = Path(folder) / sample.file
-            path.write_text(sample.text)
+            for name, text in {sample.file: sample.text, **sample.beside}.items():
+                (Path(folder) / name).write_text(text)
             names = [row["column"] for row in explain_file(path, **sample.options)["columns"]]
             filled[sample.name] = [*filled.get(sample.name, []), *(n for n in names if n not in filled.get(sample.name, []))]
     lines = ["| format | what | vantage | fills |", "| --- | --- | --- | --- |"]

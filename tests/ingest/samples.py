@@ -26,6 +26,7 @@ class Sample:
     first: dict[str, Any]  # canonical column -> value in the row that comes first by source_line
     rejected: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    beside: dict[str, str] = field(default_factory=dict)  # other files that it needs next to it
 
 
 def jsonl(*rows: Any) -> str:
@@ -223,6 +224,8 @@ BLIS = (
 VTC = jsonl({"config": {"duration": 600}, "result": {"responses": [
     {"adapter_dir": USER, "prompt_len": 50, "output_len": 7, "request_latency": 0.9, "first_token_latency": 0.31, "req_time": 0.25},
     {"adapter_dir": USER, "prompt_len": 50, "output_len": 7, "request_latency": -1, "first_token_latency": -1, "req_time": 0.5}]}})  # fmt: skip
+SERVEGEN = "0,2.0,1.0,Gamma,1,0.5\n600,0,0,,0,0\n1200,1.0,2.0,Weibull,1,1\n"
+SERVEGEN_LENGTHS = json.dumps({"0": {"input_tokens": "{50: 1.0}", "output_tokens": "{7: 0.5, 9: 0.5}"}})
 AGENTS = jsonl(
     {"timestamp": "2025-12-01T08:00:00.250000+00:00", "session": "s-1", "model": "m-8b", "status": "success", "prompt_tokens": 512,
      "completion_tokens": 7, "prompt_chars": 2048, "block_chars": 1024, "prefix_chain_hashes": [11, 12]},
@@ -291,5 +294,7 @@ SAMPLES: tuple[Sample, ...] = (
         "queued_ts": 100.0, "scheduled_ts": 100.1, "first_token_ts": 100.31, "last_token_ts": 100.9}), 1, {
         "arrival_us": T0 * 10**6 + 250_000, "queue_us": 100_000, "ttft_us": 310_000, "e2e_us": 900_000}),
     Sample("vtc", "vtc.jsonl", VTC, 2, {"arrival_us": 250_000, "ttft_us": 310_000, "status": "ok", "output_tokens": 7}),
+    Sample("servegen", "chunk-3-trace.csv", SERVEGEN, 40, {"input_tokens": 50, "time_base": "relative"},
+        options={"requests": 40}, beside={"chunk-3-dataset.json": SERVEGEN_LENGTHS}),
     Sample("agents", "agents.jsonl", AGENTS, 1, {"arrival_us": T0 * 10**6 + 250_000, "blocks": [11, 12], "block_size": 256}),
 )  # fmt: skip

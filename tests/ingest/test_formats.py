@@ -25,6 +25,9 @@ def ingest(path: Path, sample: Sample, db: Workspace) -> dict[str, Any]:
 
 def write(folder: Path, sample: Sample, data: bytes | None = None, name: str = "") -> Path:
     path = folder / (name or sample.file)
+    folder.mkdir(exist_ok=True)
+    for other, text in sample.beside.items():
+        (folder / other).write_text(text)
     path.write_bytes(sample.text.encode() if data is None else data)
     return path
 
@@ -80,9 +83,7 @@ def test_packed_and_crlf_copies_read_the_same(sample: Sample, tmp_path: Path) ->
         for name, copy in copies.items():
             db.con.execute("DELETE FROM requests")
             db.con.execute("DELETE FROM sources")
-            path = tmp_path / name / sample.file
-            path.parent.mkdir()
-            path.write_bytes(copy)
+            path = write(tmp_path / name, sample, copy)
             ingest(path, sample, db)
             seen[name] = rows(db, columns)
     assert all(found == seen["plain"] for found in seen.values()), seen
@@ -98,7 +99,7 @@ def test_torn_copies_never_raise_and_never_invent(sample: Sample, tmp_path: Path
         whole = {(row[0], row[1]) for row in rows(db, columns)}
         for cut in range(1, min(200, len(data) - 1), 13):
             db.con.execute("DELETE FROM requests")
-            path = write(tmp_path, sample, data[:-cut], f"cut-{cut}-{sample.file}")
+            path = write(tmp_path / f"cut-{cut}", sample, data[:-cut])
             try:
                 result = ingest_logs([path], db=db, format=sample.name, **sample.options)["files"][0]
             except TfanalyzeError:
@@ -116,7 +117,7 @@ def test_explain_names_the_columns_and_writes_nothing(sample: Sample, tmp_path: 
     named = {row["column"] for row in told["columns"]}
     expected = {name for name in sample.first if name not in ("time_base", "vantage")}
     assert told["format"] == sample.name and expected <= named
-    assert [found.name for found in tmp_path.iterdir()] == [sample.file]
+    assert {found.name for found in tmp_path.iterdir()} == {sample.file, *sample.beside}
 
 
 def test_two_formats_at_once_are_refused(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 def test_mutated_logs(sample: Sample, tmp_path: Path) -> None:
     rng = random.Random(f"{sample.name}{sample.file}")
     path = tmp_path / sample.file
+    for name, text in sample.beside.items():
+        (tmp_path / name).write_text(text)
     with Workspace.open(":memory:") as db:
         for turn in range(MUTANTS):
             path.write_bytes(mutate(sample.text.encode(), rng))

@@ -196,7 +196,7 @@ def test_times() -> None:
 
 def test_lint_sees_outages_resets_and_coverage(db: Workspace, tmp_path: Path) -> None:
     path = tmp_path / "m.csv"
-    stamps = [*range(0, 20), *range(80, 100)]
+    stamps = [*range(20), *range(80, 100)]
     path.write_text("timestamp,instance,request_success_total\n" + "".join(f"{T0 + s},i0,{(s if s < 90 else s - 90) * 2}\n" for s in stamps))
     ingest_metrics([path], db=db)
     log = tmp_path / "l.jsonl"

@@ -37,8 +37,10 @@ def test_nothing_of_any_sample_is_left(tmp_path: Path) -> None:
     with Workspace.open(work / "w.duckdb") as db:
         db.con.execute("PRAGMA disable_checkpoint_on_shutdown")
         for i, sample in enumerate(SAMPLES):
-            path = logs / f"{i}-{sample.file}"
-            path.write_text(sample.text)
+            path = logs / str(i) / sample.file
+            path.parent.mkdir()
+            for name, text in {sample.file: sample.text, **sample.beside}.items():
+                (path.parent / name).write_text(text)
             outputs.append(json.dumps(ingest_logs([path], db=db, **sample.options)))
             outputs.append(json.dumps(explain_file(path, **sample.options)))
         outputs.append(json.dumps(lint(db)))
@@ -62,6 +64,8 @@ def test_nothing_of_broken_records_is_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: f"{s.name}-{s.file}")
 def test_errors_do_not_quote(sample: Sample, tmp_path: Path) -> None:
     path = tmp_path / sample.file
+    for name, other in sample.beside.items():
+        (tmp_path / name).write_text(other)
     path.write_text("\n".join(line[: len(line) // 2] for line in sample.text.splitlines()) + "\n")
     try:
         text = json.dumps(ingest_logs([path], db=":memory:", format=sample.name, **sample.options))

@@ -48,6 +48,8 @@ def format_of(source: Source, options: Options) -> Format:
             hint = f"did you mean {near[0]!r}?" if near else "see docs/formats.md for the columns"
             raise ConfigError(f"no canonical column {name!r}", "[ingest.mapping]", hint)
     kind, fields = _fields(source, mapping)
+    if not fields:
+        raise ConfigError("no expression names a field of the file", "[ingest.mapping]", f"look at {source.name}")
     digest = hashlib.sha256(json.dumps(mapping, sort_keys=True).encode()).hexdigest()[:6]
     return Format(
         f"mapping-{digest}", "your mapping", kind, options.vantage or "gateway", lambda head: False, fields,

@@ -24,6 +24,7 @@ from tfanalyze.ingest.formats import (
     observability,
     otlp,
     router_logs,
+    servegen,
     sglang_log,
     vllm_log,
     vtc,
@@ -34,7 +35,7 @@ ALL: tuple[Format, ...] = (
     gateway.FORMAT, mooncake.FORMAT, azure.FORMAT, burstgpt.FORMAT, bailian.FORMAT, otlp.FORMAT, vllm_log.FORMAT,
     sglang_log.FORMAT, dynamo.FORMAT, litellm.FORMAT, envoy.FORMAT, *router_logs.LIST, aiperf.FORMAT, guidellm.FORMAT,
     *bench.LIST, *observability.LIST, lmbench.FORMAT, blis.FORMAT, inferencex.FORMAT, llmservingsim.FORMAT, vtc.FORMAT,
-    agents.FORMAT,
+    agents.FORMAT, servegen.FORMAT,
 )  # fmt: skip
 FORMATS: dict[str, Format] = {form.name: form for form in ALL}
 
