@@ -137,3 +137,14 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
                 total += 1
     assert total >= 12
     assert inside / total >= 0.75
+
+
+def test_few_requests_stay_near_the_prior_and_many_leave_it() -> None:
+    believed = truth.slower(truth.PROFILE, 2.0)
+    few = fit(truth.made(n=15, rate=0.5, seed=3), fleet=truth.fleet(), prior=believed, calibrate=False, draws=5)
+    many = fit(truth.made(n=400, rate=3.0, seed=3), fleet=truth.fleet(), prior=believed, calibrate=False, draws=5)
+    distance = [abs(r.profiles["pool"].step.c_kv_s / truth.TRUE.c_kv_s - 1) for r in (few, many)]
+    assert distance[1] < 0.3
+    assert distance[1] < distance[0]
+    assert few.profiles["pool"].facts["prior"] == "pool"
+    assert fit(truth.made(n=15), prior="h100-llama3.1-8b", calibrate=False, draws=5).profiles["pool"].step.c0_s > 0

@@ -24,10 +24,12 @@ from tfanalyze.models.latency import (
     identifiability,
     predict,
     rows_from_log,
+    rows_from_prior,
     solve,
+    with_prior,
 )
 from tfanalyze.models.observe import Observations, infer_fleet, observe, open_for_reading
-from tfanalyze.models.profile import Profile, StepTime, coefficients, with_coefficients
+from tfanalyze.models.profile import Profile, StepTime, coefficients, load_profile, with_coefficients
 from tfanalyze.trace import F64
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[float, str], None]
 LEAST_ROWS = 20
+FULL = list(FORMS.values())[-1]
 MOST_ROWS = 40_000  # rows used for the regression: a contiguous part keeps neighbours together
 
 
@@ -55,16 +58,20 @@ def fit(
     calibrate: bool = True,
     draws: int = 100,
     seed: int = 1,
+    prior: Profile | str | None = None,
     progress: Progress | None = None,
 ) -> FitResult:
     """Fit step times and KV facts to the requests and metrics of a workspace.
 
     `fleet` overrides what the log shows. `calibrate` replays the recorded routing and adjusts the coefficients until
-    the distributions agree. Deterministic for one seed.
+    the distributions agree. `prior` (a profile or a shipped one's name) is where coefficients stay that few requests
+    tell nothing about: each counts for five requests. Deterministic for one seed.
 
     Errors: WorkspaceError when there is nothing to fit; ProfileError when a pool has fewer than 20 timed requests.
     """
     say = progress or quiet
+    if isinstance(prior, str):
+        prior = load_profile(prior)
     with open_for_reading(db) as workspace:
         say(0.0, "reading requests")
         seen = observe(workspace, fleet)
@@ -78,7 +85,7 @@ def fit(
         groups = _groups(seen, used)
         for i, (key, (pool, codes)) in enumerate(groups.items()):
             say(0.05 + 0.35 * i / len(groups), f"regression of {key}")
-            profiles[key], ensemble[key], pools[key] = _fit_pool(workspace, seen, key, pool, codes, draws, seed)
+            profiles[key], ensemble[key], pools[key] = _fit_pool(seen, key, pool, codes, draws, seed, prior)
         report: dict[str, Any] = {
             "rows": seen.rows,
             "timed_rows": len(seen.log),
@@ -115,7 +122,6 @@ def with_replayed_hits(workspace: Workspace, seen: Observations, fleet: Fleet) -
     Hits depend on what was sent where and little on speed. Unchanged where the log has no prefixes.
     """
     from tfanalyze.models.calibrate import Replayer
-    from tfanalyze.models.profile import load_profile
     from tfanalyze.trace import load_trace
 
     trace = load_trace(workspace, classes=DEFAULT_CLASSES)
@@ -194,17 +200,22 @@ def _rows(seen: Observations, pool: Pool, codes: list[int]) -> Rows:
 
 
 def _fit_pool(
-    workspace: Workspace, seen: Observations, key: str, pool: Pool, codes: list[int], draws: int, seed: int
+    seen: Observations, key: str, pool: Pool, codes: list[int], draws: int, seed: int, prior: Profile | None
 ) -> tuple[Profile, list[Profile], dict[str, Any]]:
     chosen = np.isin(seen.log.instance, codes)
-    if chosen.sum() < LEAST_ROWS:
+    if chosen.sum() < (1 if prior else LEAST_ROWS):
         raise ProfileError(
-            f"pool '{key}' has {int(chosen.sum())} timed requests, a fit needs {LEAST_ROWS}", key, "ingest more of the log, or use a shipped profile"
+            f"pool '{key}' has {int(chosen.sum())} timed requests, a fit needs {LEAST_ROWS}", key, "ingest more of the log, or start from a shipped profile (prior)"
         )
     rows = _rows(seen, pool, codes)
+    believed = rows_from_prior(prior.step, prior.request_s, FULL) if prior else None
     fitted, forms = choose_form(rows)
+    if believed is not None:
+        both, weight = with_prior(rows, believed)
+        fitted = replace(solve(both, FULL, weight), form=list(FORMS)[-1])
+        fitted = replace(fitted, residuals=fitted.residuals[: len(rows)])
     names = FORMS[fitted.form]
-    sample = bootstrap(rows, names, count=draws, seed=seed)
+    sample = bootstrap(rows, names, count=draws, seed=seed, prior=believed)
     low, high = np.quantile(sample, 0.05, axis=0), np.quantile(sample, 0.95, axis=0)
     overhead = float(seen.facts.get("overhead_s", 0.0))
 
@@ -219,13 +230,13 @@ def _fit_pool(
         trusted=_regime(seen, chosen, rows),
         facts={
             "rows": int(chosen.sum()), "form": fitted.form, "calibrated": False, "sources": "requests of the workspace",
-            "queue": "observed" if seen.queue_known else "inferred: first come, first served",
+            "prior": prior.name if prior else "none", "queue": "observed" if seen.queue_known else "inferred: first come, first served",
             "cached_tokens_known": round(seen.cached_known, 4),
         },
     )  # fmt: skip
     report = {
         "rows": int(chosen.sum()), "form": fitted.form, "forms": forms,
-        "form_reason": _reason(fitted.form, forms),
+        "form_reason": _reason(fitted.form, forms) if prior is None else f"all coefficients of the prior {prior.name}",
         "identifiability": identifiability(sample, names, rows),
         "health": health.residual_health(rows, fitted.residuals, seen.log.instances),
         "residuals": _residuals(rows, fitted, seen.log.instances),

@@ -32,6 +32,7 @@ HUBER = 1.345  # residual scale at which a row starts to lose weight (95 % effic
 # most that attention to one position may cost, as a share of the linear work of a token: 4 layers x width over 2 x parameters
 # is 2e-5 for 70 B, 3e-5 for 8 B, 3e-4 for 0.1 B; twice to five times that where attention kernels are the less efficient
 ATTN_MOST = 2e-4
+PRIOR_COUNTS = 5.0  # requests that each coefficient of a prior counts for
 PARSIMONY = 0.02  # a longer form must lower the held-out error by this share of it
 
 
@@ -43,7 +44,7 @@ class Rows:
     seconds: F64
     at_s: F64
     instance: I64
-    kind: npt.NDArray[np.int8]  # 0 prefill interval, 1 decode interval, 2 one step
+    kind: npt.NDArray[np.int8]  # 0 prefill interval, 1 decode interval, 2 one step, 3 prior
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -81,6 +82,17 @@ def rows_from_log(log: RequestLog, chunk_tokens: int) -> Rows:
                 )
             )
     return _concat(parts)
+
+
+def rows_from_prior(prior: StepTime, request_s: float, names: tuple[str, ...]) -> Rows:
+    """One observation a coefficient that says what the prior says; weigh it with how many requests it shall count for."""
+    values = {name: request_s if name == "request_s" else getattr(prior, name) for name in names}
+    known = [name for name in names if values[name] > 0]
+    work = np.zeros((len(known), len(COEFFICIENTS)))
+    for row, name in enumerate(known):
+        work[row, COEFFICIENTS.index(name)] = 1.0 / values[name]
+    n = len(known)
+    return Rows(work, np.ones(n), np.zeros(n), np.full(n, -1, dtype=np.int64), np.full(n, 3, dtype=np.int8))
 
 
 def rows_from_steps(prefill_tokens: F64, attn_tokens: F64, seqs: F64, kv_tokens: F64, seconds: F64, at_s: F64) -> Rows:
@@ -181,7 +193,17 @@ def choose_form(rows: Rows, count: int = 6) -> tuple[Regression, list[dict[str, 
     return replace(chosen, form=best), table
 
 
-def bootstrap(rows: Rows, names: tuple[str, ...], *, count: int = 200, blocks: int = 20, seed: int = 1) -> F64:
+def with_prior(rows: Rows, prior: Rows | None, weight: F64 | None = None) -> tuple[Rows, F64 | None]:
+    """Rows and weights with the prior's observations added, each for PRIOR_COUNTS requests."""
+    if prior is None:
+        return rows, weight
+    base = np.ones(len(rows)) if weight is None else weight
+    return _concat([rows, prior]), np.concatenate([base, np.full(len(prior), PRIOR_COUNTS)])
+
+
+def bootstrap(
+    rows: Rows, names: tuple[str, ...], *, count: int = 200, blocks: int = 20, seed: int = 1, prior: Rows | None = None
+) -> F64:
     """(count, len(names)) coefficients refitted on time blocks drawn with replacement: neighbours share their noise."""
     rng = np.random.default_rng(seed)
     block = blocks_of(rows, min(blocks, max(2, len(rows) // 5)))
@@ -190,9 +212,13 @@ def bootstrap(rows: Rows, names: tuple[str, ...], *, count: int = 200, blocks: i
     for draw in range(count):
         weight = np.bincount(rng.integers(0, total, total), minlength=total).astype(np.float64)[block]
         kept = weight > 0
-        fitted = solve(rows.take(kept), names, weight[kept], rounds=5)
+        fitted = solve(*_named(with_prior(rows.take(kept), prior, weight[kept]), names), rounds=5)
         out[draw] = [fitted.coefficients.get(name, 0.0) for name in names]
     return out
+
+
+def _named(weighted: tuple[Rows, F64 | None], names: tuple[str, ...]) -> tuple[Rows, tuple[str, ...], F64 | None]:
+    return weighted[0], names, weighted[1]
 
 
 def identifiability(draws: F64, names: tuple[str, ...], rows: Rows) -> list[dict[str, Any]]:
