@@ -27,7 +27,7 @@ def explain_file(path: str | Path, *, format: str = "auto", **options: Any) -> d
     source = files.peek(str(path))
     if not source.head.strip():
         raise InputError("is empty", source.name, "give a log with at least one record")
-    is_mapped = chosen.mapping is not None and format in ("auto", "mapping")
+    is_mapped = bool(chosen.mapping) and format in ("auto", "mapping") and mapping.fits(source, chosen)
     form = mapping.format_of(source, chosen) if is_mapped else (by_name(format) if format != "auto" else None) or sniff(source)
     sample = source if form.kind == "parquet" or _is_document(source) else _sample(source)
     files.scan(sample)

@@ -90,7 +90,7 @@ def ingest_logs(
     """
     chosen = options_from(options)
     form = None if format == "auto" else by_name(format)
-    mapped = chosen.mapping is not None and format in ("auto", "mapping")
+    mapped = bool(chosen.mapping) and format in ("auto", "mapping")
     if format == "mapping" and not chosen.mapping:
         raise ConfigError("format mapping needs [ingest.mapping]", mend="say column = expression in tfanalyze.toml")
     found = files.find(paths)
@@ -166,7 +166,7 @@ def _ingest_file(
     source = files.peek(path)
     if not source.head.strip():
         raise InputError("is empty", source.name, "give a log with at least one record")
-    form = mapping.format_of(source, options) if mapped else form or sniff(source)
+    form = mapping.format_of(source, options) if mapped and mapping.fits(source, options) else form or sniff(source)
     files.scan(source, progress)
     known = _already(workspace, source, form)
     if known:

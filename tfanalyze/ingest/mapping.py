@@ -35,6 +35,14 @@ def targets() -> dict[str, tuple[str, str]]:
     return found | {"arrival": ("arrival_us", "")}
 
 
+def fits(source: Source, options: Options) -> bool:
+    """Whether the mapping names a field of this file at all; if not, the file is sniffed as if there were none."""
+    try:
+        return bool(_fields(source, {name: str(sql) for name, sql in (options.mapping or {}).items()})[1])
+    except FormatError:
+        return False
+
+
 def format_of(source: Source, options: Options) -> Format:
     """The format that a mapping makes of a file: JSON lines, CSV or Parquet, seen from its start.
 
@@ -48,8 +56,6 @@ def format_of(source: Source, options: Options) -> Format:
             hint = f"did you mean {near[0]!r}?" if near else "see docs/formats.md for the columns"
             raise ConfigError(f"no canonical column {name!r}", "[ingest.mapping]", hint)
     kind, fields = _fields(source, mapping)
-    if not fields:
-        raise ConfigError("no expression names a field of the file", "[ingest.mapping]", f"look at {source.name}")
     digest = hashlib.sha256(json.dumps(mapping, sort_keys=True).encode()).hexdigest()[:6]
     return Format(
         f"mapping-{digest}", "your mapping", kind, options.vantage or "gateway", lambda head: False, fields,
@@ -61,7 +67,8 @@ def _columns(mapping: Mapping[str, str], known: dict[str, tuple[str, str]], ctx:
     import duckdb
 
     cols: dict[str, Col] = {}
-    for name, sql in mapping.items():
+    for name, given in mapping.items():
+        sql = f'"{given.strip()}"' if given.strip() in ctx.present else given  # a field may be called like an SQL word
         try:
             kind = ctx.con.execute(f"SELECT typeof(any_value(({sql}))) FROM {ctx.staged}").fetchone()
         except duckdb.Error as error:
