@@ -47,10 +47,10 @@ def test_a_second_client_shows_in_the_counters() -> None:
     log = observe(workspace).log
     total = float(log.output_tokens.sum())
     metric(workspace, "generation_tokens_total", [0.0, total / 2, total])
-    assert coverage(workspace, log) == []
+    assert coverage(workspace, "gateway") == []
     workspace.con.execute("DELETE FROM metrics")
     metric(workspace, "generation_tokens_total", [0.0, total, 1.9 * total])
-    (found,) = coverage(workspace, log)
+    (found,) = coverage(workspace, "gateway")
     assert "another client" in found["text"]
     assert fit(workspace, calibrate=False, draws=5).report["health"]
 

@@ -38,7 +38,7 @@ LEVELS = np.array([0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99
 WINDOWS = 8
 PROBE = 0.06  # change of a log multiplier by which derivatives are taken: wide enough to see over single queue swaps
 ROUNDS = 6
-MOST_ROWS = 30_000  # the replayed trace is cut to its last rows beyond this
+MOST_ROWS = 15_000  # the replayed trace is cut to its last rows beyond this
 MATTERS = 0.05  # a limit whose other values change the loss by less than this share is not searched
 NOISE_FLOOR = 0.02  # relative error below which an agreement is as good as perfect
 

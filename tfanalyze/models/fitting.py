@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 Progress = Callable[[float, str], None]
 LEAST_ROWS = 20
 FULL = list(FORMS.values())[-1]
+MOST_REPLAYED = 300_000  # a whole log is replayed for its hits up to this length
 MOST_ROWS = 40_000  # rows used for the regression: a contiguous part keeps neighbours together
 
 
@@ -93,7 +94,7 @@ def fit(
             "engine": seen.engine or "unknown",
             "assumed": list(seen.assumed),
             "kv": kv.pressure(workspace),
-            "health": health.coverage(workspace, seen.log),
+            "health": health.coverage(workspace, seen.vantage),
             "profiles": pools,
         }
         capacity = kv.capacity_from_use(workspace, seen.log, 0, seen.facts["origin_us"])
@@ -124,6 +125,8 @@ def with_replayed_hits(workspace: Workspace, seen: Observations, fleet: Fleet) -
     from tfanalyze.models.calibrate import Replayer
     from tfanalyze.trace import load_trace
 
+    if seen.rows > MOST_REPLAYED:
+        return seen
     trace = load_trace(workspace, classes=DEFAULT_CLASSES)
     if not trace.block_size:
         return seen

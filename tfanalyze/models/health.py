@@ -8,7 +8,6 @@ import numpy as np
 
 from tfanalyze.models.kv import counter_growth
 from tfanalyze.models.latency import Rows
-from tfanalyze.models.timeline import RequestLog
 from tfanalyze.trace import F64
 
 if TYPE_CHECKING:
@@ -85,19 +84,18 @@ def _change_point(at_s: F64, residuals: F64, name: str) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def coverage(workspace: Workspace, log: RequestLog) -> list[dict[str, Any]]:
+def coverage(workspace: Workspace, vantage: str) -> list[dict[str, Any]]:
     """Rows against the engines' own counters over the metrics' span: a second client, or rows that are missing."""
     found: list[dict[str, Any]] = []
-    pairs = (
-        ("requests_finished_total", "requests", np.ones(len(log))),
-        ("generation_tokens_total", "output tokens", log.output_tokens),
-    )
-    for name, what, amount in pairs:
+    rows, tokens = workspace.con.execute(
+        "SELECT count(*), coalesce(sum(output_tokens), 0) FROM requests WHERE coalesce(vantage, '') = ? AND coalesce(status, 'ok') = 'ok'", [vantage]
+    ).fetchall()[0]
+    for name, what, amount in (("requests_finished_total", "requests", rows), ("generation_tokens_total", "output tokens", tokens)):
         grown = counter_growth(workspace, name)
         counted = sum(grown.values()) if grown else 0.0
         if counted <= 0:
             continue
-        share = float(amount.sum()) / counted
+        share = float(amount) / counted
         if not COVERAGE[0] <= share <= COVERAGE[1]:
             text = (
                 f"the log holds {share:.0%} of the {what} that the engines counted: "

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfanalyze.workspace import Workspace
 
 NO_INSTANCE = "default"
+MOST_REQUESTS = 100_000  # a fit looks at the last ones: more of them tell nothing new, and engines change
 LLAMACPP_SLOTS, LLAMACPP_BATCH, LLAMACPP_CONTEXT = 8, 512, 32_768  # assumed where neither config nor metrics say
 
 
@@ -25,7 +26,7 @@ LLAMACPP_SLOTS, LLAMACPP_BATCH, LLAMACPP_CONTEXT = 8, 512, 32_768  # assumed whe
 class Observations:
     """The finished requests of one workspace, and what its engines said of themselves."""
 
-    log: RequestLog  # rows with a first token and an end
+    log: RequestLog  # rows with a first token and an end, the last MOST_REQUESTS of them
     sites: tuple[str, ...]  # of each instance
     models: tuple[str, ...]  # of each instance, "" = not said
     queue_known: bool  # start_s observed, not guessed
@@ -63,9 +64,10 @@ def observe(workspace: Workspace, fleet: Fleet | None = None, known: EngineLimit
         "SELECT coalesce(instance, ?) AS instance, coalesce(site, 'site0') AS site, coalesce(model, '') AS model,"
         " arrival_us, queue_us, ttft_us, e2e_us, input_tokens, cached_tokens, output_tokens, engine_prompt_us, engine_predicted_us"
         " FROM requests WHERE coalesce(vantage, '') = ? AND ttft_us IS NOT NULL AND e2e_us IS NOT NULL AND arrival_us IS NOT NULL"
-        " AND input_tokens > 0 AND output_tokens > 0 AND coalesce(status, 'ok') = 'ok' ORDER BY arrival_us, row_uid",
-        [NO_INSTANCE, vantage],
+        " AND input_tokens > 0 AND output_tokens > 0 AND coalesce(status, 'ok') = 'ok' ORDER BY arrival_us DESC, row_uid DESC LIMIT ?",
+        [NO_INSTANCE, vantage, MOST_REQUESTS],
     ).fetchnumpy()
+    got = {name: column[::-1] for name, column in got.items()}
     if not len(got["arrival_us"]):
         raise WorkspaceError("no finished request has timings and token counts", workspace.path, "check: tfanalyze lint")
     log, names, queue_known, extra = _log(got)
