@@ -80,6 +80,7 @@ def limits(draw: Draw, schedulers: tuple[str, ...], host: bool) -> EngineLimits:
             scheduler=scheduler, cache="slot", queue=draw(st.sampled_from(["fcfs", "priority"])), max_num_seqs=seqs,
             max_num_batched_tokens=draw(st.sampled_from([16, 64])), kv_tokens=seqs * draw(st.sampled_from([150, 400])),
             slot_similarity=draw(st.sampled_from([0.1, 0.5])),
+            host_kv_tokens=draw(st.sampled_from([0, 120, 2000])) if host else 0,
         )  # fmt: skip
     block = draw(st.sampled_from([4, 8, 16]))
     chunked = draw(st.booleans()) or scheduler == "sglang"

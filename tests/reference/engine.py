@@ -107,6 +107,7 @@ class Engine:
         self.orders = self.releases = self.preemptions = 0
         self.busy_s = 0.0
         self.loaded_tokens = 0
+        self.saved: list[tuple[list[int], int]] = []  # llama.cpp: prompts in host memory, oldest first
         self.last_running: set[int] = set()
         self.history: list[tuple[float, Report]] = []
         self.report = Report()
@@ -363,9 +364,51 @@ class Engine:
         free = [k for k, slot in enumerate(self.slots) if not slot.busy]
         shared = {k: self.shared_with(a, self.slots[k]) for k in free}
         best = max(free, key=lambda k: (shared[k], -k))
-        if shared[best] == 0 or shared[best] < self.limits.slot_similarity * a.input:
+        oldest = shared[best] == 0 or shared[best] < self.limits.slot_similarity * a.input
+        if oldest:
             best = min(free, key=lambda k: (self.slots[k].released, k))
-        return best, min(shared[best], a.input - 1)
+        slot = self.slots[best]
+        if self.limits.host_kv_tokens > 0 and (oldest or shared[best] < 0.5 * slot.tokens):
+            self.save(slot)
+            self.load(a, slot)
+        return best, min(self.shared_with(a, slot), a.input - 1)
+
+    def common(self, path: list[int], tokens: float, other: list[int], other_tokens: int) -> int:
+        """Tokens that two contents share from the start."""
+        same = 0
+        for mine, theirs in zip(path, other, strict=False):
+            if mine != theirs:
+                break
+            same = self.paths.end[mine]
+        return int(min(same, tokens, other_tokens))
+
+    def save(self, slot: Slot) -> None:
+        """Into host memory, unless a saved prompt contains it; those that it contains go."""
+        if slot.tokens == 0:
+            return
+        for path, tokens in list(self.saved):
+            same = self.common(slot.path, slot.tokens, path, tokens)
+            if same == slot.tokens:
+                return
+            if same == tokens:
+                self.saved.remove((path, tokens))
+        self.saved.append((slot.path, slot.tokens))
+        while sum(tokens for _, tokens in self.saved) > self.limits.host_kv_tokens:
+            self.saved.pop(0)
+
+    def load(self, a: Attempt, slot: Slot) -> None:
+        """Out of host memory, if one there serves better than the slot's own content."""
+        keep = share = -1.0
+        if slot.tokens > 0:
+            keep, share = self.shared_with(a, slot) / slot.tokens, self.shared_with(a, slot) / a.input
+        best = None
+        for entry in self.saved:
+            same = self.common(self.path(a), inf, *entry)
+            if same / entry[1] >= 0.25 and same / entry[1] > keep and same / a.input > share:
+                best, keep, share = entry, same / entry[1], same / a.input
+        if best is not None:
+            self.saved.remove(best)
+            slot.path, slot.tokens = best
 
     def shared_with(self, a: Attempt, slot: Slot) -> int:
         common = 0

@@ -171,7 +171,7 @@ class Memory:
 
     def touch_host(self, s: int, blocks: int) -> None:
         """The host tier has (at least) so many blocks of the segment now, and just used it."""
-        if self.host_blocks <= 0:
+        if self.host_blocks <= 0 or (blocks == 0 and s not in self.host):
             return
         self.host[s] = max(self.host.pop(s, 0), blocks)
         while sum(self.host.values()) > self.host_blocks:

@@ -548,6 +548,8 @@ class World:
                     g.view[k].inflight_tokens += sign * a.tokens
             self.end(a, "LOST", "CRASH", now_s)
         engine.memory.clear()
+        engine.slots = [type(slot)() for slot in engine.slots]
+        engine.saved.clear()
         engine.publish(now_s)
 
     def result(self) -> dict[str, Any]:

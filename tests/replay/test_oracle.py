@@ -39,19 +39,19 @@ def assert_same(case: Case) -> None:
 
 
 @cases_share(0.2)
-@given(cases(schedulers=("vllm",), events=False, host=False, split=False, instance=("round_robin", "least_requests"), site=("any_site",), admit=("admit_all",)))
+@given(cases(schedulers=("vllm",), events=False, split=False, instance=("round_robin", "least_requests"), site=("any_site",), admit=("admit_all",)))
 def test_vllm_engine(case: Case) -> None:
     assert_same(case)
 
 
 @cases_share(0.1)
-@given(cases(schedulers=("sglang",), events=False, host=False, split=False, instance=("round_robin",), site=("any_site",), admit=("admit_all",)))
+@given(cases(schedulers=("sglang",), events=False, split=False, instance=("round_robin",), site=("any_site",), admit=("admit_all",)))
 def test_sglang_engine(case: Case) -> None:
     assert_same(case)
 
 
 @cases_share(0.1)
-@given(cases(schedulers=("llamacpp",), events=False, host=False, split=False, instance=("round_robin",), site=("any_site",), admit=("admit_all",)))
+@given(cases(schedulers=("llamacpp",), events=False, split=False, instance=("round_robin",), site=("any_site",), admit=("admit_all",)))
 def test_llamacpp_engine(case: Case) -> None:
     assert_same(case)
 
@@ -69,6 +69,6 @@ def test_policies_see_the_same(case: Case) -> None:
 
 
 @cases_share(0.4)
-@given(cases(host=False))
+@given(cases())
 def test_everything_mixed(case: Case) -> None:
     assert_same(case)

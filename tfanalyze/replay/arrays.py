@@ -94,6 +94,7 @@ class Arrays:
             phase=np.zeros((n_inst, blocks), np.int32),
             fheap=np.zeros((n_inst, seqs), np.int32),
             slot=records((n_inst, slots), lo.SLOT),
+            saved=records((n_inst, lo.SAVED if slots > 1 or shared.inst["cache"].max() == 2 else 1), lo.SLOT),
             work=np.zeros(max(sizes.flights, seqs) + 8, np.int32),
             infheld=np.zeros(seg_n if options.infinite_cache else 1, np.int32),
             waste=np.zeros(lo.N_WASTE, np.float64),

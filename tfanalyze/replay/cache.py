@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tfanalyze.replay.jit import inner
 from tfanalyze.replay.layout import F_ENTRIES, HANDED, NONE
 
@@ -45,6 +47,7 @@ def create(ent, bucket, seg, inst, head):
     e.held = 0
     e.vis = 0
     e.locks = 0
+    e.host = 0
     e.in_lru = 0
     e.changed = 0
     e.stamp_s = 0.0
@@ -101,7 +104,7 @@ def entry_for(en, seg, n):
 @inner
 def drop_if_empty(en, x):
     e = en.ent[x]
-    if e.held == 0 and e.vis == 0 and e.locks == 0 and e.changed == 0:
+    if e.held == 0 and e.vis == 0 and e.locks == 0 and e.changed == 0 and e.host == 0:
         seg = e.seg
         head = destroy(en.ent, en.bucket, x)
         if head != -2:
@@ -222,11 +225,78 @@ def match(en, n, inst, row, target):
 
 
 @inner
+def host_unlink(en, inst, x):
+    """Take a segment out of the host tier's list."""
+    e = en.ent[x]
+    if e.holder >= 0:
+        en.ent[e.holder].hnewer = e.hnewer
+    else:
+        inst.hlru_head = e.hnewer
+    if e.hnewer >= 0:
+        en.ent[e.hnewer].holder = e.holder
+    else:
+        inst.hlru_tail = e.holder
+
+
+@inner
+def touch_host(en, inst, x, blocks):
+    """The host tier has at least so many blocks of the segment now, and has just used it; the oldest go if it is full."""
+    if inst.host_cap == 0:
+        return
+    e = en.ent[x]
+    if e.host > 0:
+        host_unlink(en, inst, x)
+    elif blocks == 0:
+        return
+    inst.host_used += max(0, blocks - e.host)
+    e.host = max(e.host, blocks)
+    e.hnewer = NONE
+    e.holder = inst.hlru_tail
+    if inst.hlru_tail >= 0:
+        en.ent[inst.hlru_tail].hnewer = x
+    else:
+        inst.hlru_head = x
+    inst.hlru_tail = x
+    while inst.host_used > inst.host_cap:
+        y = inst.hlru_head
+        o = en.ent[y]
+        cut = min(np.int64(o.host), inst.host_used - inst.host_cap)
+        o.host -= cut
+        inst.host_used -= cut
+        if o.host == 0:
+            host_unlink(en, inst, y)
+            drop_if_empty(en, y)
+
+
+@inner
+def host_hit(en, n, inst, row, target, hit):
+    """Blocks right after the ``hit`` ones on the GPU that the host tier holds."""
+    limit = (target - 1) // inst.block
+    more = np.int64(0)
+    for p in range(en.poff[inst.e, row], en.poff[inst.e, row + 1]):
+        seg = en.path[p]
+        s = en.seg[seg]
+        if s.end <= hit + more:
+            continue
+        x = find(en.ent, en.bucket, seg, n)
+        held = en.ent[x].host if x >= 0 else 0
+        reach = min(np.int64(limit), np.int64(s.start) + held)
+        if reach <= hit + more:
+            break
+        more = reach - hit
+        if reach < s.end:
+            break
+    return more
+
+
+@inner
 def lock_path(en, n, inst, f, segs):
     """Lock the first ``segs`` segments of the request's path."""
     base = en.poff[inst.e, f.row]
     for p in range(base, base + segs):
-        lock(en, inst, find(en.ent, en.bucket, en.path[p], n))
+        x = find(en.ent, en.bucket, en.path[p], n)
+        lock(en, inst, x)
+        touch_host(en, inst, x, 0)
     f.locked = segs
 
 
@@ -264,6 +334,7 @@ def cache_range(en, n, inst, f, first, last):
                     inst.private -= new
                     f.shared += new
                     note_change(en, inst, x)
+                    touch_host(en, inst, x, e.held)
         p += 1
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfanalyze.replay.cache import available, cache_range, lock_path, match, note_change, release_path, take_blocks
+from tfanalyze.replay.cache import available, cache_range, host_hit, lock_path, match, note_change, release_path, take_blocks
 from tfanalyze.replay.jit import inner
 from tfanalyze.replay.layout import DECODE, HANDED, NONE, PREFILL, W_PREEMPT, WAITING
+from tfanalyze.replay.slots import pick_slot
 from tfanalyze.replay.steptime import step_s, stretch_s
 
 VLLM, SGLANG, LLAMACPP = 0, 1, 2
@@ -384,43 +385,6 @@ def grow_at_once(en, n, inst):
 
 
 @inner
-def shared_with_slot(en, inst, row, s):
-    """Tokens of the prompt that the slot's content starts with."""
-    if s.row < 0:
-        return np.int64(0)
-    p, stop = en.poff[inst.e, row], en.poff[inst.e, row + 1]
-    q, other = s.path, en.poff[inst.e, s.row + 1]
-    tokens = np.int64(0)
-    while p < stop and q < other and en.path[p] == en.path[q]:
-        end = np.int64(en.seg[en.path[p]].end) * inst.block
-        tokens = min(end, np.int64(s.tokens) // inst.block * inst.block)
-        if end > s.tokens:
-            break
-        p += 1
-        q += 1
-    return min(tokens, np.int64(en.row[row].input) - 1)
-
-
-@inner
-def pick_slot(en, n, inst, row):
-    """llama.cpp: the free slot with the longest common prefix if long enough, else the least recently released; (slot, hit tokens)."""
-    best, best_tokens = NONE, np.int64(0)
-    oldest = NONE
-    for i in range(inst.slots):
-        s = en.slot[n, i]
-        if s.busy == 1:
-            continue
-        if oldest == NONE or s.released < en.slot[n, oldest].released:
-            oldest = i
-        tokens = shared_with_slot(en, inst, row, s)
-        if tokens > best_tokens and tokens >= inst.similarity * en.row[row].input:
-            best, best_tokens = i, tokens
-    if best >= 0:
-        return best, best_tokens
-    return oldest, shared_with_slot(en, inst, row, en.slot[n, oldest])
-
-
-@inner
 def admit_slot(en, n, inst, x, m_limit):
     """Admit into a llama.cpp slot: (tokens planned, position sum)."""
     f = en.fl[x]
@@ -504,13 +468,17 @@ def admit_waiting(en, n, inst, a_sum):
         if inst.cache == BLOCKS and f.to_inst != HANDED:
             hit, segs, idle = match(en, n, inst, f.row, f.target)
         paid = hit if en.cf[0].infinite == 0 else np.int64(0)
-        rest = f.target - hit * inst.block
+        loaded = np.int64(0)
+        if inst.host_cap > 0 and inst.cache == BLOCKS and f.to_inst != HANDED:
+            loaded = host_hit(en, n, inst, f.row, f.target, hit)
+        start = hit + loaded
+        rest = f.target - start * inst.block
         m = min(np.int64(rest), np.int64(m_limit))
         if inst.chunked == 0 and rest > budget:
             if inst.n_dec > 0 and inst.sched != SGLANG or inst.step_p > 0:
                 break
             m = np.int64(rest)
-        need = ceil_div(hit * inst.block + m, inst.block) - paid
+        need = ceil_div(start * inst.block + m, inst.block) - paid
         gate = need
         if inst.reserve_full == 1 or inst.sched == SGLANG:
             gate = ceil_div(np.int64(f.target), inst.block) - paid
@@ -524,7 +492,10 @@ def admit_waiting(en, n, inst, a_sum):
             f.shared = hit
         take_blocks(en, inst, need)
         inst.private += need
-        start_running(en, inst, x, hit * inst.block)
+        start_running(en, inst, x, start * inst.block)
+        if loaded > 0:
+            cache_range(en, n, inst, f, hit, start)
+            inst.load_s += loaded * inst.block / inst.host_tok_s
         a_sum += schedule_chunk(en, n, inst, x, m)
         if inst.sched == SGLANG and m < rest:
             break
@@ -605,8 +576,8 @@ def stretch_steps(en, n, inst):
     k = np.int64(en.fl[en.fheap[n, 0]].finish_step - inst.steps)
     if inst.cache == SLOTS or k <= 1:
         return k
-    if inst.thrash == 1 and inst.n_wait > 0 and inst.n_run < inst.max_seqs:
-        return np.int64(1)
+    if (inst.thrash == 1 or en.cf[0].infinite == 1) and inst.n_wait > 0 and inst.n_run < inst.max_seqs:
+        return np.int64(1)  # the queue must be looked at again in the next step
     if inst.sched == SGLANG and inst.block > 1 and inst.n_wait > 0 and inst.n_run < inst.max_seqs:
         return np.int64(1)
     spare = available(inst)
@@ -673,16 +644,21 @@ def clear_memory(en, n, inst):
     """A crash: every block is gone."""
     for seg_x in range(1, en.ent[0].held + 1):
         e = en.ent[seg_x]
-        if e.inst == n and (e.held > 0 or e.locks > 0) and e.seg >= 0:
+        if e.inst == n and (e.held > 0 or e.locks > 0 or e.host > 0) and e.seg >= 0:
             e.held = 0
             e.locks = 0
             e.in_lru = 0
+            e.host = 0
             note_change(en, inst, seg_x)
     inst.lru_head = NONE
     inst.lru_tail = NONE
     inst.held = 0
     inst.evictable = 0
     inst.private = 0
+    inst.host_used = 0
+    inst.hlru_head = NONE
+    inst.hlru_tail = NONE
+    inst.n_saved = 0
     for i in range(inst.slots):
         s = en.slot[n, i]
         s.busy = 0

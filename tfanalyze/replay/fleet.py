@@ -114,7 +114,7 @@ def instance_records(fleet: Fleet, profiles: Mapping[str, Profile]) -> tuple[Any
         r["ratio"], r["similarity"] = limits.new_token_ratio, limits.slot_similarity
         r["slot_cap"] = limits.kv_tokens // limits.max_num_seqs
         r["slots"] = limits.max_num_seqs if limits.cache == "slot" else 0
-        r["host_cap"] = limits.host_kv_tokens // block if limits.host_load_tok_s > 0 else 0
+        r["host_cap"] = limits.host_kv_tokens // block if limits.host_load_tok_s > 0 or limits.cache == "slot" else 0
         r["host_tok_s"] = limits.host_load_tok_s
         r["role"], r["site"], r["gpu"] = ROLES[pool.role], sites[pool.site], gpus.index(profile.name)
         r["e"], r["rtt_s"] = sizes.index(block), site.rtt_s

@@ -63,6 +63,9 @@ ENT = np.dtype(
         ("held", "i4"),  # blocks in memory
         ("vis", "i4"),  # blocks the gateways may know of
         ("locks", "i4"),
+        ("host", "i4"),  # blocks in the host tier
+        ("holder", "i4"),  # links of the host tier's LRU list
+        ("hnewer", "i4"),
         ("older", "i4"),  # LRU links
         ("newer", "i4"),
         ("in_lru", "i4"),
@@ -190,6 +193,7 @@ INST = np.dtype(
         ("host_cap", "i8"),
         ("host_used", "i8"),
         ("host_tok_s", "f8"),
+        ("n_saved", "i4"),
         ("hlru_head", "i4"),
         ("hlru_tail", "i4"),
         ("load_s", "f8"),  # host loads to be added to the planned step
@@ -269,6 +273,7 @@ CONF = np.dtype(
 
 # where an attempt is
 FREE, GATE_WAIT, TRANSIT, WAITING, PREFILL, DECODE, HANDOFF = 0, 1, 2, 3, 4, 5, 6
+SAVED = 64  # most prompts kept in host memory by one llama.cpp server
 HANDED = -2  # to_inst of a request whose KV has been handed over
 # kinds of timers
 T_ARRIVE, T_ENGINE, T_TIMEOUT, T_HANDOFF, T_TICK = 0, 1, 2, 3, 4
@@ -296,6 +301,7 @@ class Engine(NamedTuple):
     phase: Any  # (N, block_max) int32: decoding requests that need a block at step % block
     fheap: Any  # (N, seqs_max) int32 flights by finish step
     slot: Any  # (N, seqs_max) SLOT
+    saved: Any  # (N, SAVED) SLOT: prompts that llama.cpp keeps in host memory, oldest first
     work: Any  # (w,) int32 scratch
     infheld: Any  # (n_seg,) int32 held anywhere, option infinite_cache
     waste: Any  # (N_WASTE,) float64
