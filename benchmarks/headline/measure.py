@@ -62,6 +62,9 @@ def change(runs: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]],
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with padded columns."""
     widths = [max(len(str(row[i])) for row in [head, *rows]) for i in range(len(head))]
-    lines = ["| " + " | ".join(str(cell).ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in [head, *rows]]
+    lines = [
+        "| " + " | ".join(str(cell).ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
+        for row in [head, *rows]
+    ]
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
     return "\n".join(lines)

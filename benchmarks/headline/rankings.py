@@ -35,7 +35,9 @@ def section(data: Path) -> str:
     text = "## Rankings against measured runs (Kendall tau-b)\n"
     for name, part in (("vtc_artifact", vtc), ("aibrix", aibrix)):
         folder = data / name
-        text += "\n" + (part(folder) if folder.is_dir() else f"{name}: no data at {folder}, set TFANALYZE_DATA\n")
+        text += "\n" + (
+            part(folder) if folder.is_dir() else f"{name}: no data at {folder}, set TFANALYZE_DATA\n"
+        )
     return text
 
 
@@ -64,7 +66,9 @@ def vtc_trace(rows: list[dict[str, Any]]) -> Trace:
 
 
 def vtc_measures(ttft: Any, e2e: Any, served: Any, tenant: Any, output: Any) -> dict[str, float]:
-    by_tenant = [ttft[served & (tenant == t)].mean() for t in np.unique(tenant) if (served & (tenant == t)).any()]
+    by_tenant = [
+        ttft[served & (tenant == t)].mean() for t in np.unique(tenant) if (served & (tenant == t)).any()
+    ]
     return {
         "mean TTFT s": float(ttft[served].mean()),
         "median tenant's TTFT s": float(np.median(by_tenant)),
@@ -76,12 +80,19 @@ def vtc_measures(ttft: Any, e2e: Any, served: Any, tenant: Any, output: Any) -> 
 
 
 def vtc_measured(rows: list[dict[str, Any]]) -> dict[str, float]:
-    column = {k: np.array([r[k] for r in rows]) for k in ("first_token_latency", "request_latency", "output_len", "adapter_dir")}
+    column = {
+        k: np.array([r[k] for r in rows])
+        for k in ("first_token_latency", "request_latency", "output_len", "adapter_dir")
+    }
     ttft = column["first_token_latency"]
-    return vtc_measures(ttft, column["request_latency"], ttft >= 0.0, column["adapter_dir"], column["output_len"])
+    return vtc_measures(
+        ttft, column["request_latency"], ttft >= 0.0, column["adapter_dir"], column["output_len"]
+    )
 
 
-def vtc_replayed(trace: Trace, fleet: Fleet, profile: Profile, spec: tuple[str, dict[str, float]]) -> dict[str, float]:
+def vtc_replayed(
+    trace: Trace, fleet: Fleet, profile: Profile, spec: tuple[str, dict[str, float]]
+) -> dict[str, float]:
     outcome = Simulator(trace, fleet, profile, ANY).run(load_policy(*spec))
     ttft, e2e = outcome.first_token_s - outcome.arrival_s, outcome.finish_s - outcome.arrival_s
     return vtc_measures(ttft, e2e, outcome.status == 0, trace.tenant, trace.output_tokens)
@@ -96,14 +107,30 @@ def vtc_calibrate(trace: Trace, rows: list[dict[str, Any]]) -> tuple[Profile, in
             for batch in (16, 18, 20, 22, 24, 26, 28):
                 profile = Profile("a10g", StepTime(c0_s=step_s, c_prefill_s=1.5e-4, c_seq_s=seq_s))
                 found = vtc_replayed(trace, vtc_fleet(batch), profile, VTC_FILES["FCFS"])
-                error = sum(abs(found[k] / measured[k] - 1.0) for k in ("mean TTFT s", "median tenant's TTFT s", "mean E2E s"))
+                error = sum(
+                    abs(found[k] / measured[k] - 1.0)
+                    for k in ("mean TTFT s", "median tenant's TTFT s", "mean E2E s")
+                )
                 if error < best[0]:
                     best = (error, profile, batch)
     return best[1], best[2]
 
 
 def vtc_fleet(batch: int) -> Fleet:
-    return Fleet((Pool("a10g", engine=EngineLimits(max_num_seqs=batch, kv_tokens=20_000, cache="none", scheduler="sglang", new_token_ratio=0.0)),))
+    return Fleet(
+        (
+            Pool(
+                "a10g",
+                engine=EngineLimits(
+                    max_num_seqs=batch,
+                    kv_tokens=20_000,
+                    cache="none",
+                    scheduler="sglang",
+                    new_token_ratio=0.0,
+                ),
+            ),
+        )
+    )
 
 
 def vtc(folder: Path) -> str:
@@ -116,7 +143,9 @@ def vtc(folder: Path) -> str:
         given = {**settings, "limit_requests": batch} if name == "VTC" else settings
         replayed[name] = vtc_replayed(trace, vtc_fleet(batch), profile, (policy, given))
     keys = list(measured["FCFS"])
-    rows = [[name, *(f"{measured[name][k]:,.2f} / {replayed[name][k]:,.2f}" for k in keys)] for name in VTC_FILES]
+    rows = [
+        [name, *(f"{measured[name][k]:,.2f} / {replayed[name][k]:,.2f}" for k in keys)] for name in VTC_FILES
+    ]
     taus = [kendall([measured[n][k] for n in VTC_FILES], [replayed[n][k] for n in VTC_FILES]) for k in keys]
     rows.append(["Kendall tau-b", *(f"{tau:.2f}" for tau in taus)])
     return (
@@ -142,7 +171,10 @@ def stack_rows(folder: Path, stack: str) -> list[dict[str, float]]:
     rows = []
     for path in sorted((folder / "ps_experiment_v0.2.1").glob(f"{stack}_output_*.csv")):
         with path.open() as file:
-            rows += [{k: float(v) for k, v in r.items()} | {"qps": float(path.stem.rpartition("_")[2])} for r in csv.DictReader(file)]
+            rows += [
+                {k: float(v) for k, v in r.items()} | {"qps": float(path.stem.rpartition("_")[2])}
+                for r in csv.DictReader(file)
+            ]
     return sorted(rows, key=lambda r: r["launch_time"])
 
 
@@ -170,7 +202,9 @@ def stack_calibrate(rows: list[dict[str, float]]) -> Profile:
     gap = float(np.median([r["generation_time"] / (r["generation_tokens"] - 1) for r in alone]))
     length = float(np.median([r["prompt_tokens"] for r in alone]))
     per_token = (cold - gap) / (length * 1.3)  # attention over 21,000 tokens: about 30 % of it (8B model)
-    return Profile("a100-8b", StepTime(c0_s=gap, c_prefill_s=per_token, c_attn_s=0.6 * per_token / length, c_kv_s=1e-8))
+    return Profile(
+        "a100-8b", StepTime(c0_s=gap, c_prefill_s=per_token, c_attn_s=0.6 * per_token / length, c_kv_s=1e-8)
+    )
 
 
 def aibrix(folder: Path) -> str:
@@ -182,18 +216,25 @@ def aibrix(folder: Path) -> str:
             scheduler="sglang", new_token_ratio=0.0, max_num_batched_tokens=32_000, block_size=BLOCK, kv_tokens=412_000,
             host_kv_tokens=host_tokens, host_load_tok_s=160_000.0 if host_tokens else 0.0,
         )  # fmt: skip
-        outcome = Simulator(stack_trace(rows), Fleet((Pool("a100", count=8, engine=engine),)), profile, ANY).run(policy)
+        outcome = Simulator(
+            stack_trace(rows), Fleet((Pool("a100", count=8, engine=engine),)), profile, ANY
+        ).run(policy)
         ttft = outcome.first_token_s - outcome.arrival_s
         qps = np.array([r["qps"] for r in rows])
         real = np.array([r["ttft"] for r in rows])
         for rate in np.unique(qps):
-            measured[stack, rate], replayed[stack, rate] = real[qps == rate].mean(), np.nanmean(ttft[qps == rate])
+            measured[stack, rate], replayed[stack, rate] = (
+                real[qps == rate].mean(),
+                np.nanmean(ttft[qps == rate]),
+            )
     rates = sorted({rate for _, rate in measured})
     lines, taus = [], []
     for rate in rates:
         a, b = [measured[s, rate] for s in STACKS], [replayed[s, rate] for s in STACKS]
         taus.append(kendall(a, b))
-        lines.append([f"{rate:g}", *(f"{x:.2f} / {y:.2f}" for x, y in zip(a, b, strict=True)), f"{taus[-1]:.2f}"])
+        lines.append(
+            [f"{rate:g}", *(f"{x:.2f} / {y:.2f}" for x, y in zip(a, b, strict=True)), f"{taus[-1]:.2f}"]
+        )
     whole = kendall(list(measured.values()), [replayed[key] for key in measured])
     return (
         "### AIBrix experiment v0.2.1: mean TTFT in s, measured / replayed\n\nThree kinds of stack can be expressed: a Kubernetes service (random), a session-affine router, and "

@@ -14,8 +14,8 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -47,6 +47,7 @@ RIVALS = {  # label -> policies, settings: the gateways' own with their defaults
     "AIBrix": ("aibrix", {}),
     "tokenpilot": ("tokenpilot", {}),
     "least_requests + slomax": ("least_requests+slomax", {}),
+    "lmetric + slomax": ("lmetric+slomax", {}),
     "tokenpilot + slomax": (OURS, {}),
 }
 
@@ -61,19 +62,30 @@ def engine() -> EngineLimits:
 
 def two_sites() -> Fleet:
     """Five instances near, four far; two of the near ones are lost from 300 s to 600 s; reports every 0.5 s."""
-    pools = (Pool("near", site="near", count=5, engine=engine()), Pool("far", site="far", count=4, engine=engine()))
+    pools = (
+        Pool("near", site="near", count=5, engine=engine()),
+        Pool("far", site="far", count=4, engine=engine()),
+    )
     events = [FleetEvent(300.0, "crash", f"near-{i}") for i in (0, 1)]
     events += [FleetEvent(600.0, "start", f"near-{i}", warmup_s=20.0) for i in (0, 1)]
     sites = (Site("near", rtt_s=0.004), Site("far", rtt_s=0.07))
     return Fleet(pools, sites, Gateway(report_interval_s=0.5, report_delay_s=0.05), events=tuple(events))
 
 
-def find_scale(fleet: Fleet, spec: tuple[str, dict[str, float]], classes: tuple[SloClass, ...], target: float, seeds: Sequence[int]) -> float:
+def find_scale(
+    fleet: Fleet,
+    spec: tuple[str, dict[str, float]],
+    classes: tuple[SloClass, ...],
+    target: float,
+    seeds: Sequence[int],
+) -> float:
     """The load at which ``spec`` gets ``target`` of the offered output tokens inside their SLO (bisection)."""
     low, high = 0.5, 8.0
     for _ in range(9):
         scale = (low * high) ** 0.5
-        runs = run_all({"x": spec}, lambda seed, s=scale: mixed(seed, s), seeds, fleet, load_profile(PROFILE), classes)["x"]
+        runs = run_all(
+            {"x": spec}, lambda seed, s=scale: mixed(seed, s), seeds, fleet, load_profile(PROFILE), classes
+        )["x"]
         low, high = (scale, high) if column(runs, "token_attainment").mean() > target else (low, scale)
     return (low * high) ** 0.5
 
@@ -82,8 +94,17 @@ def mixed_section(seeds: Sequence[int], classes: tuple[SloClass, ...], title: st
     fleet = one_site()
     scale = find_scale(fleet, RIVALS["least_requests + FCFS"], classes, 0.67, [101, 102, 103])
     runs = run_all(RIVALS, lambda seed: mixed(seed, scale), seeds, fleet, load_profile(PROFILE), classes)
+    first = Fleet((Pool("h100", count=8, engine=replace(engine(), queue="priority")),))
+    first_specs = {
+        f"{label}, engines serve by class priority": spec
+        for label, spec in RIVALS.items()
+        if label in ("lmetric", "least_requests + FCFS")
+    }
+    runs |= run_all(
+        first_specs, lambda seed: mixed(seed, scale), seeds, first, load_profile(PROFILE), classes
+    )
     base = runs["least_requests + FCFS"]
-    best = max((label for label in RIVALS if "tokenpilot" not in label and "slomax" not in label),
+    best = max((label for label in runs if "tokenpilot" not in label and "slomax" not in label),
                key=lambda label: column(runs[label], "goodput_tok_s").mean())  # fmt: skip
     rows = []
     for label, found in runs.items():
@@ -125,7 +146,14 @@ def ablation_section(seeds: Sequence[int]) -> str:
         f"{column(r, 'token_attainment').mean():.3f}",
         f"{column(r, 'by_class.interactive.ttft_s.p50').mean():.2f} / {column(r, 'by_class.interactive.ttft_s.p95').mean():.2f}",
     ] for label, r in runs.items()]  # fmt: skip
-    head = ["ours in place of the usual", "effective tok/s", "effective", "total output", "token attainment", "interactive TTFT P50 / P95 s"]
+    head = [
+        "ours in place of the usual",
+        "effective tok/s",
+        "effective",
+        "total output",
+        "token attainment",
+        "interactive TTFT P50 / P95 s",
+    ]
     return (
         "## Ablation: each alone, each pair, all\n\nTwo sites (5 near, 4 far at 70 ms), two near instances crash at 300 s and are back at "
         f"600 s, reports every 0.5 s, load {scale:.2f}, {len(seeds)} seeds.\n\n" + table(head, rows) + "\n"
@@ -144,6 +172,7 @@ PREFIX_RIVALS = {
     "SGLang router cache_aware": ("sglang", {}),
     "AIBrix prefix-cache": ("aibrix", {}),
     "vLLM router": ("vllm_router", {}),
+    "tokenpilot, decodes not spared": ("tokenpilot", {"stall_weight": 0.0}),
     "tokenpilot": ("tokenpilot", {}),
 }
 
@@ -158,10 +187,18 @@ def prefix_section(seeds: Sequence[int]) -> str:
             label, f"{column(r, 'ttft_s.p50').mean():.3f}", change(r, base, "ttft_s.p50"), f"{column(r, 'ttft_s.p95').mean():.2f}",
             change(r, base, "ttft_s.p95"), f"{column(r, 'e2e_s.p50').mean():.2f}", f"{column(r, 'prefix_hit_share').mean():.3f}",
         ] for label, r in runs.items()]  # fmt: skip
-        ours, rivals = runs["tokenpilot"], [label for label in runs if label != "tokenpilot"]
+        ours, rivals = runs["tokenpilot"], [label for label in runs if "tokenpilot" not in label]
         best = min(rivals, key=lambda label: column(runs[label], "ttft_s.p50").mean())
         best95 = min(rivals, key=lambda label: column(runs[label], "ttft_s.p95").mean())
-        head = ["policy", "TTFT P50 s", "against round robin", "TTFT P95 s", "against round robin", "E2E P50 s", "prefix hit share"]
+        head = [
+            "policy",
+            "TTFT P50 s",
+            "against round robin",
+            "TTFT P95 s",
+            "against round robin",
+            "E2E P50 s",
+            "prefix hit share",
+        ]
         text += f"\n### {title}, {len(seeds)} seeds\n\n" + table(head, rows) + "\n\n"
         text += f"TokenPilot against the best rival: P50 {change(ours, runs[best], 'ttft_s.p50')} ({best}), P95 {change(ours, runs[best95], 'ttft_s.p95')} ({best95}).\n"
     return text
@@ -184,19 +221,31 @@ def prefix_traces() -> list[tuple[str, Callable[[int], Trace]]]:
 
 
 def machine() -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=HERE).stdout.strip()
-    return f"commit {commit}, Python {platform.python_version()}, numpy {np.__version__}, {os.cpu_count()} cores"
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=HERE
+    ).stdout.strip()
+    return (
+        f"commit {commit}, Python {platform.python_version()}, numpy {np.__version__}, {os.cpu_count()} cores"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two seeds, for a check that it runs; writes nothing")
-    parser.add_argument("--only", default="mixed,patient,ablation,prefix,rankings", help="sections, comma separated")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="two seeds, for a check that it runs; writes nothing"
+    )
+    parser.add_argument(
+        "--only", default="mixed,patient,ablation,prefix,rankings", help="sections, comma separated"
+    )
     parser.add_argument("--seeds", type=int, default=10)
     options = parser.parse_args()
     seeds = list(range(1, 3 if options.quick else options.seeds + 1))
     sections: dict[str, Callable[[], str]] = {
-        "mixed": lambda: mixed_section(seeds, CLASSES, "Mixed workload, clients give up after 30 s (90 s) and try once more"),
+        "mixed": lambda: mixed_section(
+            seeds, CLASSES, "Mixed workload, clients give up after 30 s (90 s) and try once more"
+        ),
         "patient": lambda: mixed_section(seeds, PATIENT, "The same with clients that wait for ever"),
         "ablation": lambda: ablation_section(seeds),
         "prefix": lambda: prefix_section(seeds[:5]),

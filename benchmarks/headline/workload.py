@@ -16,7 +16,9 @@ CLASSES = (
     SloClass("long_context", ttft_s=15.0, tpot_s=0.2, priority=1, timeout_s=90.0, max_retries=1),
     SloClass("offline", e2e_s=600.0, priority=2),
 )
-PATIENT = tuple(SloClass(c.name, c.ttft_s, c.tpot_s, c.e2e_s, c.priority) for c in CLASSES)  # never give up, never retry
+PATIENT = tuple(
+    SloClass(c.name, c.ttft_s, c.tpot_s, c.e2e_s, c.priority) for c in CLASSES
+)  # never give up, never retry
 
 
 @dataclass
@@ -80,7 +82,10 @@ def _session(draw: Any, rows: Rows, now: float, span_s: float, system: list[int]
     for _ in range(int(draw.geometric(0.35))):
         if now > span_s:
             return
-        total, out = len(held) * BLOCK + int(draw.lognormal(5.3, 0.9)), int(min(1500, draw.lognormal(5.3, 0.8))) + 1
+        total, out = (
+            len(held) * BLOCK + int(draw.lognormal(5.3, 0.9)),
+            int(min(1500, draw.lognormal(5.3, 0.8))) + 1,
+        )
         held = held + rows.fresh((total + out) // BLOCK - len(held))
         rows.add(
             arrival_s=now, input_tokens=total + 1, output_tokens=out, slo_class="interactive", blocks=held,
@@ -112,9 +117,14 @@ def prefix_rich(seed: int, span_s: float = 900.0, rate: float = 6.0) -> Trace:
         for _ in range(int(draw.geometric(1 / 8))):
             if now > span_s or len(held) > 500:
                 break
-            total, out = len(held) * BLOCK + int(draw.lognormal(6.2, 0.7)), int(min(800, draw.lognormal(4.8, 0.8))) + 1
+            total, out = (
+                len(held) * BLOCK + int(draw.lognormal(6.2, 0.7)),
+                int(min(800, draw.lognormal(4.8, 0.8))) + 1,
+            )
             held = held + rows.fresh((total + out) // BLOCK - len(held))
-            rows.add(arrival_s=now, input_tokens=total + 1, output_tokens=out, slo_class="interactive", blocks=held)
+            rows.add(
+                arrival_s=now, input_tokens=total + 1, output_tokens=out, slo_class="interactive", blocks=held
+            )
             now += draw.exponential(8.0) + 0.03 * out
     return from_columns(
         **rows.columns, max_tokens=np.full(len(rows.columns["arrival_s"]), 1024), classes=["interactive"],

@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 
 from tfanalyze.replay.policies.loading import policy_class
-from tfanalyze.replay.state import ADMIT_DONE, ADMIT_HEAD, ADMIT_NEXT, ADMIT_TICK, HOLD, PASS, SHED
+from tfanalyze.replay.state import (
+    ADMIT_DONE,
+    ADMIT_HEAD,
+    ADMIT_JOIN,
+    ADMIT_NEXT,
+    ADMIT_TICK,
+    HOLD,
+    PASS,
+    SHED,
+)
 from tfanalyze.testing import Decider, make_gate, make_request
 
 
@@ -23,7 +32,9 @@ def test_concurrency_limit_holds_then_sheds() -> None:
     limit = door("concurrency_limit", limit_requests=10, queue_requests=5, max_wait_s=30)
     assert head(limit, make_gate(1, inflight=39)) == PASS  # 4 instances
     assert head(limit, make_gate(1, inflight=40, queued=5)) == HOLD
-    assert head(limit, make_gate(1, inflight=40, queued=6)) == SHED
+    assert limit.admit(ADMIT_JOIN, make_gate(1, inflight=40, queued=4), make_request()) == PASS
+    assert limit.admit(ADMIT_JOIN, make_gate(1, inflight=40, queued=5), make_request()) == SHED
+    assert limit.admit(ADMIT_JOIN, make_gate(1, inflight=39, queued=5), make_request()) == PASS
     assert head(limit, make_gate(1, inflight=40, queued=1), queued_s=31.0) == SHED
 
 
@@ -72,18 +83,18 @@ def test_request_rate_counts_in_windows() -> None:
 def test_adaptive_concurrency_backs_off_when_latency_grows_and_recovers() -> None:
     policy = door("adaptive_concurrency", start_requests=32)
 
-    def ticks(count: int, ttft_s: float) -> float:
+    def ticks(count: int, gap_s: float) -> float:
         for _ in range(count):
             policy.admit(
-                ADMIT_TICK, make_gate(1, ttft_ewma_s=ttft_s, inflight=policy.memory[0]), make_request()
+                ADMIT_TICK, make_gate(1, tpot_ewma_s=gap_s, inflight=policy.memory[0]), make_request()
             )
         return float(policy.memory[0])
 
     head(policy, make_gate(1))
-    calm = ticks(20, 0.1)
-    slow = ticks(40, 3.0)
+    calm = ticks(20, 0.02)
+    slow = ticks(40, 0.3)
     assert calm > 128 > slow
-    assert ticks(60, 0.1) > slow
+    assert ticks(60, 0.02) > slow
     assert head(policy, make_gate(1, inflight=policy.memory[0] + 1)) == HOLD
 
 
@@ -91,7 +102,7 @@ def test_adaptive_concurrency_does_not_grow_unused() -> None:
     policy = door("adaptive_concurrency", start_requests=32)
     head(policy, make_gate(1))
     for _ in range(50):
-        policy.admit(ADMIT_TICK, make_gate(1, ttft_ewma_s=0.1, inflight=3), make_request())
+        policy.admit(ADMIT_TICK, make_gate(1, tpot_ewma_s=0.02, inflight=3), make_request())
     assert policy.memory[0] == 128
 
 

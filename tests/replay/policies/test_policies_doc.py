@@ -65,9 +65,15 @@ def reference() -> str:
                 meta = entry.metadata
                 choices = meta["choices"]
                 default = f"`{choices[int(entry.default)]}`" if choices else f"{entry.default:g}"
-                allowed = ", ".join(f"`{c}`" for c in choices) if choices else f"{meta['low']:g} to {meta['high']:g}"
+                allowed = (
+                    ", ".join(f"`{c}`" for c in choices)
+                    if choices
+                    else f"{meta['low']:g} to {meta['high']:g}"
+                )
                 fixed = "" if meta["tune"] else " (fixed)"
-                lines.append(f"| `{entry.name}` | {default} | {allowed} | {meta['unit']} | {meta['doc']}{fixed} |")
+                lines.append(
+                    f"| `{entry.name}` | {default} | {allowed} | {meta['unit']} | {meta['doc']}{fixed} |"
+                )
             lines += [""] if declared else []
     return "\n".join(lines)
 

@@ -230,3 +230,20 @@ def test_same_seed_same_outcome() -> None:
     simulator = Simulator(trace, sites(gateway=Gateway(replicas=2, report_interval_s=0.5)), PROFILE, CLASSES)
     runs = [simulator.run("tokenpilot+fleetmind+slomax", seed).outcome_hash for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
+
+
+def test_slomax_holds_on_several_gateways_with_old_reports() -> None:
+    trace = mixed()
+    pool = Pool("p", count=4, engine=EngineLimits(kv_tokens=200_000))
+    found = []
+    for gateway in (Gateway(), Gateway(replicas=4, report_interval_s=0.5)):
+        outcome = replay(trace, Fleet((pool,), gateway=gateway), "tokenpilot+slomax", PROFILE, classes=CLASSES)
+        found.append(summarise(trace, outcome, CLASSES)["token_attainment"])
+    usual = replay(trace, Fleet((pool,)), "least_requests", PROFILE, classes=CLASSES)
+    assert found[0] > found[1] > summarise(trace, usual, CLASSES)["token_attainment"] + 0.1  # 60 % above capacity
+
+
+def test_adaptive_concurrency_does_not_strangle_the_fleet() -> None:
+    trace = chat(n=1500, rate=25.0)
+    outcome = replay(trace, FOUR, "least_requests+adaptive_concurrency", PROFILE, classes=CLASSES)
+    assert summarise(trace, outcome, CLASSES)["attainment"] > 0.9

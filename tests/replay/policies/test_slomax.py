@@ -80,6 +80,15 @@ def test_unused_quota_is_lent_but_for_a_reserve() -> None:
     assert head(decider, make_gate(3, inflight=[34, 0, 0]), CHAT) == PASS
 
 
+def test_other_gateways_requests_count_against_the_window() -> None:
+    decider = gatekeeper(batch_limit=10)  # 40 in all
+    alone = make_gate(3, inflight=[15, 0, 0], running=15.0)
+    shared = make_gate(3, inflight=[15, 0, 0], running=45.0)  # 30 are another gateway's
+    assert head(decider, alone, CHAT) == PASS
+    assert head(decider, shared, CHAT) == HOLD
+    assert head(decider, make_gate(3, running=80.0), CHAT) == PASS  # never crowded out altogether
+
+
 def test_token_quota_binds_too() -> None:
     decider = gatekeeper()
     tokens = make_gate(3, inflight=[3, 3, 3], inflight_tokens=[800_000, 400_000, 400_000], queued=1)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-
 def param(
     default: float,
     unit: str,

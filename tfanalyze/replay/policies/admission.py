@@ -229,8 +229,8 @@ class AdaptiveConcurrency:
     """A concurrency limit that follows the ratio of the usual latency to the present one.
 
     gradient = clamp(tolerance * long / now, 0.5, 1), limit <- (1 - smooth) limit + smooth (limit * gradient + sqrt(limit)) each
-    period; now = smoothed TTFT less the smoothed wait in its own queue, long = its average over many periods, which comes
-    back faster once latency has halved.  It does not grow while less than half of it is used.
+    period; now = smoothed gap between tokens (TTFT would hold the wait in its own queue), long = its average over many
+    periods, which comes back faster once latency has halved.  It does not grow while less than half of it is used.
     Source: Gradient2 of Netflix's concurrency-limits (Envoy's adaptive_concurrency filter is its first form).
     """
 
@@ -240,19 +240,19 @@ class AdaptiveConcurrency:
     queue_by: ClassVar[str] = "one"
 
     start_requests: float = param(
-        32, "requests/instance", 1, 512, "limit for each instance at the start", log=True, integer=True
+        64, "requests/instance", 1, 512, "limit for each instance at the start", log=True, integer=True
     )
     least_requests: float = param(
-        4, "requests/instance", 1, 64, "the limit never falls below this", log=True, integer=True
+        16, "requests/instance", 1, 64, "the limit never falls below this", log=True, integer=True
     )
-    tolerance: float = param(1.5, "factor", 1.0, 10.0, "how much worse than the usual latency is normal")
+    tolerance: float = param(3.0, "factor", 1.0, 10.0, "how much worse than the usual latency is normal")
     smooth: float = param(0.2, "share", 0.01, 1.0, "how far the limit moves in one period")
     max_wait_s: float = param(60.0, "s", 0.1, 3600.0, "a request that has waited longer is shed", log=True)
     period_s: float = param(1.0, "s", 0.1, 60.0, "control period", tune=False)
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
-        return 3
+        return 2
 
     @staticmethod
     def admit(op, gate, request, params, memory, rng):
@@ -265,10 +265,9 @@ class AdaptiveConcurrency:
             memory[0] = start_requests * instances
         if op == ADMIT_HEAD:
             if gate[0].inflight < memory[0]:
-                memory[2] += 0.1 * (request.queued_s - memory[2])
                 return PASS
             return SHED if request.queued_s > max_wait_s else HOLD
-        now = gate[0].ttft_ewma_s - memory[2]
+        now = gate[0].tpot_ewma_s
         if op == ADMIT_TICK and now > 0.0:
             long = now if memory[1] == 0.0 else memory[1] + (now - memory[1]) / 100.0
             if long > 2.0 * now:

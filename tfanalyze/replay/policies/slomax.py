@@ -123,6 +123,8 @@ def may_borrow(gate, memory, q, requests, tokens):
     free_tokens = tokens - used_tokens
     for k in range(gate.size):
         if k != q and memory[at(k, KIND)] > 0.0:
+            if memory[at(k, KIND)] < memory[at(q, KIND)] and memory[at(k, LOW)] > 0.0:
+                return False  # nothing is lent to a looser class while a tighter one misses its target
             if memory[at(k, KIND)] < memory[at(q, KIND)] or gate[k].queued > 0.0:
                 reserve = 0.5 if gate[k].queued <= 0.0 else 1.0
                 share = share_of(gate, memory, k)
