@@ -91,16 +91,18 @@ def take(workspace: Workspace, form: Format, ctx: Context, line: str) -> Verdict
     base = _place(ctx, cols)
     judged = _judged(form, cols, line, base)
     vantage = ctx.options.vantage or form.vantage
-    _find_duplicates(con, vantage, base, cols, judged)
-    judged = _with_duplicates(con, judged)
-    reasons, taken, whole = _counts(con, judged)
+    clean = _survey(con, base, cols, judged)
+    if clean is None:
+        _find_duplicates(con, vantage, base, cols, judged)
+        judged = _with_duplicates(con, judged)
+    reasons, taken, whole = ({}, clean[0], True) if clean is not None else _counts(con, judged)
     if not taken and not reasons:
         raise FormatError("holds no requests", ctx.source.name, f"it was read as {form.name}; say with --format if it is not")
     if not taken and set(reasons) == {"no_arrival"}:
         raise FormatError(
             "has no timestamps: no record says when it arrived", ctx.source.name, "give a log with arrival times"
         )
-    repaired = _repairs(con, cols, judged) if taken else {}
+    repaired = clean[1] if clean is not None else _repairs(con, cols, judged) if taken else {}
     clock = _clock(ctx, base)
     with workspace.transaction():
         source_id = _add_source(con, form, ctx, reasons, taken, repaired, clock)
@@ -151,14 +153,37 @@ def _reason(cols: dict[str, Col], base: str) -> str:
     return "CASE " + " ".join(tests) + " END"
 
 
+def _survey(
+    con: duckdb.DuckDBPyConnection, base: str, cols: dict[str, Col], judged: str
+) -> tuple[int, dict[str, int]] | None:
+    """One pass over a file: rows and repairs if every row can be taken and none can be a duplicate, else None."""
+    if base == "unix" and "request_id" in cols and con.execute("SELECT 1 FROM requests WHERE request_id IS NOT NULL LIMIT 1").fetchall():
+        return None
+    tests = _repair_tests(cols)
+    listed = [f"count_if({sql})" for sql in tests.values()]
+    names = _identity(cols)
+    listed += ["count(request_id)", f"count(DISTINCT hash({', '.join(names)})) FILTER (request_id IS NOT NULL)"] if names else ["0", "0"]
+    row = con.execute(f"SELECT count(*), count(reason), {', '.join(listed)} FROM ({judged})").fetchall()[0]
+    if not row[0] or row[1] or row[-1] != row[-2]:
+        return None
+    return int(row[0]), {name: count for name, count in zip(tests, row[2:-2], strict=True) if count}
+
+
+def _identity(cols: dict[str, Col]) -> list[str]:
+    """The columns that make a row the same request again; none without ids."""
+    if not {"request_id", "arrival_us"} <= set(cols):
+        return []
+    return [n for n in ("request_id", "arrival_us", "output_tokens", "e2e_us", "instance", "attempt_no") if n in cols]
+
+
 def _find_duplicates(
     con: duckdb.DuckDBPyConnection, vantage: str, base: str, cols: dict[str, Col], judged: str
 ) -> None:
     """Table `duplicates`: lines whose request was taken before, in this file or an earlier one."""
     con.execute("CREATE OR REPLACE TEMP TABLE duplicates(ln BIGINT)")
-    if not {"request_id", "arrival_us"} <= set(cols):
+    names = _identity(cols)
+    if not names:
         return
-    names = [n for n in ("request_id", "arrival_us", "output_tokens", "e2e_us", "instance", "attempt_no") if n in cols]
     listed = ", ".join(names)
     row = con.execute(
         f"SELECT count(*), count(DISTINCT hash({listed})) FROM ({judged}) WHERE reason IS NULL AND request_id IS NOT NULL"

@@ -122,7 +122,7 @@ def to_us(column: str, unit: str) -> str:
         return f"try_cast(try_cast({column} AS HUGEINT) // 1000 AS BIGINT)"
     if unit == "us":
         return f"try_cast(round({column}) AS BIGINT)"
-    return f"try_cast(round({column} * {SCALE[unit]:.0f}) AS BIGINT)"
+    return f"try_cast({column} * {SCALE[unit]:.0f} AS BIGINT)"  # the cast rounds
 
 
 STATUS_SQL = """CASE WHEN {0} IS NULL THEN NULL
