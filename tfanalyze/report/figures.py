@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Spec = dict[str, Any]
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
+DASHES = ("solid", "dash", "dashdot", "longdash", "longdashdot", "dash", "dashdot")  # "dot" is the log's own
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const PALETTES = {
     light: {
-      runs: ["#0072B2", "#D55E00", "#009E73", "#AA4499", "#7A6000", "#3A9BD9", "#666666"],
+      runs: ["#0072B2", "#D55E00", "#7216CE", "#85422C", "#008A64", "#B5508A", "#666666"],
       fg: "#1c2430", muted: "#c3c9d2", grid: "#e6e9ee", good: "#00795a", bad: "#c0392b", panel: "#ffffff",
       heat: [[0, "#f4f7fb"], [0.25, "#bcd7ea"], [0.5, "#6aa5cf"], [0.75, "#20669f"], [1, "#08264a"]],
     },
     dark: {
-      runs: ["#56B4E9", "#F0A04B", "#35C79B", "#DD8FC5", "#E8D44D", "#8FA8FF", "#A8A8A8"],
+      runs: ["#56B4E9", "#F0A04B", "#825EED", "#D6247C", "#35C79B", "#E8D44D", "#A8A8A8"],
       fg: "#e6e9ef", muted: "#4a5361", grid: "#2b323d", good: "#35C79B", bad: "#ff7b6b", panel: "#171c24",
       heat: [[0, "#1b222c"], [0.25, "#12436b"], [0.5, "#1f7ab8"], [0.75, "#7cc4ee"], [1, "#f4fbff"]],
     },

@@ -233,7 +233,7 @@ def waste(runs: Sequence[Run]) -> Figure | None:
 def fates(runs: Sequence[Run]) -> Figure:
     """What became of the requests: served inside the SLO, served late, and each way of not being served."""
     groups = ("in SLO", "late", "shed", "timed out", "failed", "cancelled")
-    colors = ("@good", "@4", "@3", "@1", "@bad", "@muted")
+    colors = ("@good", "@1", "@2", "@3", "@bad", "@muted")
     counts = np.array([_fate_counts(run) for run in runs], np.float64)
     shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     labels = [run.label for run in runs]
