@@ -217,7 +217,7 @@ def _fit_pool(
         both, weight = with_prior(rows, believed)
         fitted = replace(solve(both, FULL, weight), form=list(FORMS)[-1])
         fitted = replace(fitted, residuals=fitted.residuals[: len(rows)])
-    names = FORMS[fitted.form]
+    names = tuple(name for name in FORMS[fitted.form] if name in fitted.coefficients)
     sample = bootstrap(rows, names, count=draws, seed=seed, prior=believed)
     low, high = np.quantile(sample, 0.05, axis=0), np.quantile(sample, 0.95, axis=0)
     overhead = float(seen.facts.get("overhead_s", 0.0))
@@ -225,10 +225,13 @@ def _fit_pool(
     def make(values: dict[str, float]) -> Profile:
         return _profile(values, key, pool, seen, overhead)
 
+    bounds = [{name: float(value) for name, value in zip(names, edge, strict=True)} for edge in (low, high)]
+    if overhead:
+        bounds[0]["request_s"], bounds[1]["request_s"] = seen.facts["overhead_low_s"], seen.facts["overhead_high_s"]
     profile = replace(
         make(fitted.coefficients),
-        low={name: float(value) for name, value in zip(names, low, strict=True)},
-        high={name: float(value) for name, value in zip(names, high, strict=True)},
+        low=bounds[0],
+        high=bounds[1],
         held_out=_regression_error(rows, names),
         trusted=_regime(seen, chosen, rows),
         facts={

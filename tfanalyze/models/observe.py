@@ -94,7 +94,8 @@ def _log(got: Any) -> tuple[RequestLog, tuple[str, ...], bool, dict[str, Any]]:
     if not np.isnan(prompt).all():
         own = first - prompt
         start = np.where(np.isnan(start), np.where(own >= arrival - 1e-3, own, arrival), start)
-        extra["overhead_s"] = float(np.quantile(np.maximum(own - arrival, 0.0)[~np.isnan(own)], 0.05))
+        waited = np.maximum(own - arrival, 0.0)[~np.isnan(own)]  # the least of it is no queue, but client and tokenizer
+        extra["overhead_s"], extra["overhead_low_s"], extra["overhead_high_s"] = (float(q) for q in np.quantile(waited, (0.05, 0.01, 0.2)))
         extra["engine_timings"] = True
     log = RequestLog(
         code.astype(np.int32), arrival, start, first, np.maximum(finish, first), _column(got, "input_tokens"),
