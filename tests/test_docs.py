@@ -15,7 +15,6 @@ from tfanalyze.cli import app, run
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN = ("README.md", "start.md", "faq.md")  # every command in these runs, in order
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
 
 
@@ -27,10 +26,10 @@ def blocks(path: Path) -> Iterator[str]:
     yield from re.findall(r"(?:^ {4}.*\n)+", plain, re.M)
 
 
-def commands(path: Path) -> list[list[str]]:
-    """Lines `tfanalyze ...` in code blocks, as argument lists; a backslash at the end goes on."""
+def commands(path: Path, console: bool = False) -> list[list[str]]:
+    """Lines `tfanalyze ...` in code blocks (or in ```console blocks alone), as argument lists; a final backslash goes on."""
     found = []
-    for block in blocks(path):
+    for block in re.findall(r"^```console\n(.*?)^```", path.read_text(), re.M | re.S) if console else blocks(path):
         for line in block.replace("\\\n", " ").splitlines():
             text = line.strip().removeprefix("$ ")
             if text.startswith("tfanalyze ") and "..." not in text and "|" not in text.split(" #")[0]:
@@ -60,15 +59,12 @@ def test_commands_in_the_docs_exist(path: Path) -> None:
                 assert word.split("=")[0] in known | {"--help", "-h"}, f"tfanalyze {' '.join(arguments)}: no option {word}"
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_commands_in_the_guides_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    path = next(path for path in DOCS if path.name == name)
+@pytest.mark.parametrize("path", [path for path in DOCS if commands(path, console=True)], ids=lambda path: path.name)
+def test_commands_in_console_blocks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     monkeypatch.chdir(tmp_path)
-    for arguments in commands(path):
-        if arguments[0] == "demo" or arguments[0].startswith("-"):
-            continue  # the demo has a test of its own
+    for arguments in commands(path, console=True):
         assert run(arguments) == 0, f"tfanalyze {' '.join(arguments)}: {capsys.readouterr().err}"
 
 
