@@ -68,6 +68,7 @@ def _check_options(options: Options) -> None:
     for name, (value, choices) in allowed.items():
         if value is not None and value not in choices:
             raise ConfigError(f"is {value!r}", name, f"allowed: {', '.join(choices)}")
+    mapping.check_names(options.mapping or {})
     try:
         ZoneInfo(options.tz)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:

@@ -35,6 +35,17 @@ def targets() -> dict[str, tuple[str, str]]:
     return found | {"arrival": ("arrival_us", "")}
 
 
+def check_names(mapping: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """What a mapping may name. Errors: ConfigError for a name that is none of these."""
+    known = targets()
+    for name in mapping:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "see docs/formats.md for the columns"
+            raise ConfigError(f"no canonical column {name!r}", "[ingest.mapping]", hint)
+    return known
+
+
 def fits(source: Source, options: Options) -> bool:
     """Whether the mapping names a field of this file at all; if not, the file is sniffed as if there were none."""
     try:
@@ -49,12 +60,7 @@ def format_of(source: Source, options: Options) -> Format:
     Errors: ConfigError for a column that does not exist; FormatError for a file that is none of the three.
     """
     mapping = {str(name): str(sql) for name, sql in (options.mapping or {}).items()}
-    known = targets()
-    for name in mapping:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "see docs/formats.md for the columns"
-            raise ConfigError(f"no canonical column {name!r}", "[ingest.mapping]", hint)
+    known = check_names(mapping)
     kind, fields = _fields(source, mapping)
     digest = hashlib.sha256(json.dumps(mapping, sort_keys=True).encode()).hexdigest()[:6]
     return Format(
