@@ -91,11 +91,13 @@ class _Bar:
 
     def __init__(self) -> None:
         self.began = time.monotonic()
+        self.share = 0.0
         self.bar: Any = None
         self.task: Any = None
         self.announced: set[str] = set()
 
     def __call__(self, share: float, what: str) -> None:
+        self.share = max(self.share, share)  # a bar never goes back
         if what.startswith("compiling") and not sys.stderr.isatty() and what not in self.announced:
             self.announced.add(what)
             sys.stderr.write(what + "\n")
@@ -104,7 +106,7 @@ class _Bar:
         if self.bar is None and (what.startswith("compiling") or time.monotonic() - self.began > WAIT_S):
             self._open(what)
         if self.bar is not None:
-            self.bar.update(self.task, completed=share, description=what)
+            self.bar.update(self.task, completed=self.share, description=what)
 
     def _open(self, what: str) -> None:
         from rich.console import Console
