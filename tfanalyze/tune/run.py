@@ -21,7 +21,7 @@ from tfanalyze.tune.compare import Bench, Difference
 from tfanalyze.tune.demand import censored, reconstruct
 from tfanalyze.tune.measure import Evaluator, ReplayEvaluator, Runner, Scenario, Window
 from tfanalyze.tune.objective import Metric, Objective, parse_constraint, parse_objective, sizes_for
-from tfanalyze.tune.select import Power, choose, least_change, power_check, sensitivity, shortlist
+from tfanalyze.tune.select import Power, choose, least_change, power_check, screen, sensitivity, shortlist
 from tfanalyze.tune.space import Space, Value, make_space
 from tfanalyze.tune.study import Found, Goal, Progress, SearchPlan, Tried, defaults_of, search
 from tfanalyze.tune.verdict import Case, canary_plan, model_bound, verdict
@@ -30,6 +30,7 @@ SHARES = (0.5, 0.2, 0.3)  # of time: train, validation, holdout
 WARM_SHARE = 0.1  # of the span, before a window that is not the first: fills caches and queues, is not counted
 SHORT_SHARE = 0.25  # of the train window: the short look
 SHORT_FROM = 50_000  # requests in the train window from which a short look pays
+SEARCHED = 8  # knobs at most; the ones that move the objective most
 MIN_REQUESTS = 60
 MAX_MODEL_ERROR = 0.25
 
@@ -168,9 +169,11 @@ def tune_with(
     power = power_check(setup.bench, setup.space, setup.present, setup.seed)
     if not power.enough:
         return _no_power(setup, power)
-    found = search(setup.space, setup.goal, setup.runner, setup.plan, setup.part(0.05, 0.5))
-    tuned = _chosen(setup, found)
-    result = {"power": power.to_json(), **_search_facts(setup, found)}
+    narrow = _screened(setup)
+    found = search(narrow.space, setup.goal, setup.runner, setup.plan, setup.part(0.05, 0.5))
+    tuned = _chosen(narrow, found)
+    searched = [k.name for k in narrow.space.knobs]
+    result = {"power": power.to_json(), "searched_params": searched, **_search_facts(setup, found)}
     setup.say(0.55, "holdout: present against tuned at three loads")
     moved = tuned != setup.present
     loads = ev.by_load(setup.bench, setup.present, tuned)
@@ -185,7 +188,7 @@ def tune_with(
     if bands:
         result["demand_band"] = ev.demand_band(setup.bench, setup.present, tuned)
     setup.say(0.75, "rivals and random search")
-    result |= _rivals(setup, tuned, rivals, control)
+    result |= _rivals(narrow, tuned, rivals, control)
     setup.say(0.9, "which knobs matter")
     window = "short" if setup.plan.short else "train"
     result["knobs"] = sensitivity(setup.bench, setup.space, tuned, window)
@@ -198,6 +201,16 @@ def tune_with(
     result["recommend"] = describe(tuned if word == "gain" else setup.present)
     setup.say(1.0, f"done: {word}")
     return result
+
+
+def _screened(setup: Setup) -> Setup:
+    """The setup with the knobs that matter; a choice between policies keeps them all."""
+    space = setup.space
+    if space.conditional or len(space.groups(space.reference)) <= SEARCHED:
+        return setup
+    setup.say(0.02, "which knobs are worth searching")
+    window = "short" if setup.plan.short else "train"
+    return replace(setup, space=space.only(screen(setup.bench, space, window, SEARCHED, setup.seed)))
 
 
 def _chosen(setup: Setup, found: Found) -> PolicySet:

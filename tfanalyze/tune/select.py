@@ -147,7 +147,7 @@ def sensitivity(bench: Bench, space: Space, policy: PolicySet, window: str) -> d
     ``identifiable`` False means: on this traffic any value does; do not trust the one that was found.
     """
     scenario, here = Scenario(window), (policy, Scenario(window))
-    sweeps = {g[0].simplex + "_shares" if g[0].simplex else g[0].name: _sweep(space, policy, g) for g in space.groups(policy)}
+    sweeps = {space.group_name(g): _sweep(space, policy, g) for g in space.groups(policy)}
     bench.get([here, *((p, scenario) for points in sweeps.values() for p in points)])
     base = bench.value([here])
     found = {}
@@ -163,6 +163,25 @@ def sensitivity(bench: Bench, space: Space, policy: PolicySet, window: str) -> d
     for entry in found.values():
         entry["importance"] = entry["effect_pct"] / total if entry["identifiable"] else 0.0
     return found
+
+
+def screen(bench: Bench, space: Space, window: str, keep: int, seed: int) -> list[str]:
+    """Names of the knobs worth searching: the ``keep`` whose sweeps move the objective most.
+
+    Swept around what runs now and around one random setting, so that a knob that matters only elsewhere is seen too.
+    Searches of more than about ten knobs do not converge in a hundred trials; the others stay at what runs now.
+    """
+    rng = np.random.default_rng([seed, 5])
+    effect: dict[str, float] = {}
+    members = {space.group_name(g): [k.name for k in g] for g in space.groups(space.reference)}
+    for base in (space.reference, space.suggest(Draw(rng))):
+        for group in space.groups(base):
+            members.setdefault(space.group_name(group), [k.name for k in group])
+        for name, row in sensitivity(bench, space, base, window).items():
+            effect[name] = max(effect.get(name, 0.0), row["effect_pct"])
+    ranked = sorted(effect, key=lambda name: -effect[name])
+    kept = [name for name in ranked if effect[name] > 0.0][:keep] or ranked[:1]
+    return [knob for name in kept for knob in members[name]]
 
 
 def _sweep(space: Space, policy: PolicySet, group: Sequence[Knob]) -> list[PolicySet]:

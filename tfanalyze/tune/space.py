@@ -97,6 +97,15 @@ class Space:
             values |= {k.field: float(f"{v:.{DIGITS}g}") for k, v in zip(members, shares, strict=True)}
         return values
 
+    @property
+    def conditional(self) -> bool:
+        """Whether some knobs exist only in some trials."""
+        return any(len(options) > 1 for options in self.alternatives.values())
+
+    def only(self, names: Sequence[str]) -> Space:
+        """The space with these knobs alone; the others stay as the reference has them."""
+        return replace(self, knobs=tuple(k for k in self.knobs if k.name in names))
+
     def params_of(self, policy: PolicySet) -> dict[str, Any]:
         """The suggestions that give ``policy``: what is enqueued. {} if it is not in this space."""
         params: dict[str, Any] = {}
@@ -144,6 +153,9 @@ class Space:
         mine, other = self.values_of(a), self.values_of(b)
         total += sum(k.distance(mine[k.name], other[k.name]) ** 2 for k in self.knobs if k.name in mine and k.name in other)
         return math.sqrt(total)
+
+    def group_name(self, group: Sequence[Knob]) -> str:
+        return f"{group[0].policy}.{group[0].simplex} shares" if group[0].simplex else group[0].name
 
     def groups(self, policy: PolicySet) -> list[tuple[Knob, ...]]:
         """Knobs that can be moved by themselves: single ones, and each simplex as one."""

@@ -194,8 +194,6 @@ class _Search:
                 return
             self.unasked.pop(0)
             self._launch(trial, states)
-            if states.get(trial.number) != "RUNNING":
-                states = self._states()
 
     def _states(self) -> dict[int, str]:
         return {t.number: t.state.name for t in self.study._get_trials(deepcopy=False)}
@@ -308,9 +306,37 @@ def search(
     """
     with open_storage(plan.storage) as storage:
         directions: list[Direction] = ["maximize" if o.better > 0 else "minimize" for o in goal.objectives]
-        sampler = numbered_sampler(plan.sampler, plan.seed, startup=plan.startup, depth=plan.depth)
+        sampler = numbered_sampler(plan.sampler, plan.seed, startup=plan.startup, depth=plan.depth, distributions=distributions_of(space))
         study = create_study(storage, plan.name, directions, sampler)
         return _Search(space, goal, plan, runner, study, progress).run()
+
+
+class _Listing:
+    """A trial that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        import optuna
+
+        self.found[name] = optuna.distributions.FloatDistribution(low, high, log=log)
+        return low
+
+    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
+        import optuna
+
+        self.found[name] = optuna.distributions.CategoricalDistribution(tuple(choices))
+        return choices[0]
+
+
+def distributions_of(space: Space) -> dict[str, Any] | None:
+    """Every parameter's distribution, by name in order; None where trials differ in their parameters."""
+    if space.conditional:
+        return None
+    listing = _Listing()
+    space.suggest(listing)
+    return dict(sorted(listing.found.items()))
 
 
 def defaults_of(space: Space) -> PolicySet:
