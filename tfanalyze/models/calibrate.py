@@ -329,12 +329,12 @@ def calibrate_fit(
         "moved": {f"{key}: {' + '.join(GROUPS[g])}": float(np.exp(v)) for (key, g), v in zip(final.names, final.x, strict=True)},
     }  # fmt: skip
     if not better:
-        return {key: replace(p, held_out=p.held_out | plain_error) for key, p in profiles.items()}, ensemble, replayer.fleet
+        return {key: replace(p, held_out=p.held_out | plain_error) for key, p in profiles.items()}, _judged(ensemble, plain_error), replayer.fleet
     start = {key: _opened(profile) for key, profile in profiles.items()}
     sampled = [moved(start, final.names, x) for x in final.draws]
     return (
         {key: _with_intervals(p, [s[key] for s in sampled], held_out) for key, p in final.profiles.items()},
-        {key: [s[key] for s in sampled] or ensemble[key] for key in profiles},
+        {key: [replace(s[key], held_out=held_out) for s in sampled] or ensemble[key] for key in profiles},
         replayer.fleet,
     )
 
@@ -397,6 +397,10 @@ def quantile_errors(mine: Seen, theirs: Seen, rows: I64) -> dict[str, float]:
 
 def _score(errors: dict[str, float]) -> float:
     return float(np.mean([min(abs(np.log1p(max(e, -0.99))), 3.0) for e in errors.values()] or [np.inf]))
+
+
+def _judged(ensemble: dict[str, list[Profile]], held_out: dict[str, float]) -> dict[str, list[Profile]]:
+    return {key: [replace(p, held_out=held_out) for p in members] for key, members in ensemble.items()}
 
 
 def _with_intervals(profile: Profile, sampled: list[Profile], held_out: dict[str, float]) -> Profile:

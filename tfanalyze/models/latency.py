@@ -30,8 +30,8 @@ FORMS: dict[str, tuple[str, ...]] = {  # simplest first; chosen by held-out erro
 }
 HUBER = 1.345  # residual scale at which a row starts to lose weight (95 % efficiency on Gaussian errors)
 # most that attention to one position may cost, as a share of the linear work of a token: 4 layers x width over 2 x parameters
-# is 2e-5 for 70 B, 3e-5 for 8 B, 3e-4 for 0.1 B; twice to five times that where attention kernels are the less efficient
-ATTN_MOST = 2e-4
+# is 2e-5 for 70 B, 3e-5 for 8 B, 7e-5 for 1 B; measured ratios are up to twice that
+ATTN_MOST = 1e-4
 PRIOR_COUNTS = 5.0  # requests that each coefficient of a prior counts for
 PARSIMONY = 0.02  # a longer form must lower the held-out error by this share of it
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Progress = Callable[[float, str], None]
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 GATED = ("p50", "p95")  # quantiles that --max-error looks at; P99 of a small log is noise
+LEAST_ERROR = 0.02  # no model of an engine is better than this
 WINDOWS = 12
 SERIES_BINS = 200
 
@@ -203,15 +204,29 @@ def regime(trace: Trace, profiles: Mapping[str, Profile]) -> dict[str, Any]:
 
 
 def prediction_intervals(replayer: Replayer, ensemble: Mapping[str, list[Profile]], most: int = 40) -> dict[str, Any]:
-    """90 % intervals of predicted quantiles: the spread over the ensemble's profiles."""
+    """90 % intervals of predicted quantiles: the spread over the ensemble's profiles, widened by the held-out error."""
     keys = sorted(ensemble)
     count = min(most, *(len(ensemble[key]) for key in keys))
     rows = []
     for draw in range(count):
         got = replayer.latencies({key: ensemble[key][draw] for key in keys})
         rows.append([np.nanpercentile(column, (50, 95, 99)) for column in got.columns()])
-    low, high = np.quantile(np.array(rows), 0.05, axis=0), np.quantile(np.array(rows), 0.95, axis=0)
-    return {name: {q: [float(low[i, j]), float(high[i, j])] for j, q in enumerate(("p50", "p95", "p99"))} for i, name in enumerate(LATENCIES)}
+    spread = np.log(np.maximum(np.array(rows), 1e-9))
+    low, high = np.quantile(spread, 0.05, axis=0), np.quantile(spread, 0.95, axis=0)
+    out: dict[str, Any] = {}
+    for i, name in enumerate(LATENCIES):
+        model = 1.645 * _model_error(name, [ensemble[key][0] for key in keys])
+        centre, half = (low[i] + high[i]) / 2.0, np.hypot((high[i] - low[i]) / 2.0, model)
+        edges = np.exp(np.stack([centre - half, centre + half], axis=1))
+        out[name] = {q: [float(edges[j, 0]), float(edges[j, 1])] for j, q in enumerate(("p50", "p95", "p99"))}
+    return out
+
+
+def _model_error(metric: str, profiles: list[Profile]) -> float:
+    """Root mean square of the held-out log errors of a metric's P50 and P95; LEAST_ERROR where none is known."""
+    found = [p.held_out[f"{metric}_{q}"] for p in profiles for q in GATED if f"{metric}_{q}" in p.held_out]
+    logs = [float(np.log(max(1.0 + error, 0.05))) for error in found]
+    return max(float(np.sqrt(np.mean(np.square(logs)))) if logs else 0.0, LEAST_ERROR)
 
 
 def _state(workspace: Workspace, trace: Trace, outcome: Outcome) -> dict[str, Any]:
