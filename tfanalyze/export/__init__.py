@@ -34,7 +34,9 @@ def read_current(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", str(path), "give the gateway's present config") from error
+        raise InputError(
+            f"cannot be read: {error.strerror}", str(path), "give the gateway's present config"
+        ) from error
     except UnicodeDecodeError as error:
         raise InputError("is not UTF-8 text", str(path), "give the gateway's present config") from error
 
@@ -118,12 +120,20 @@ def _prove(module: Any, policy: PolicySet, files: Mapping[str, str], where: str)
     """What was rendered passes the target's own check, and read back it is the same policy."""
     problems = module.check(files)
     if problems:
-        raise ExportError(problems[0], where, "mend the present config first" if len(problems) == 1 else f"and {len(problems) - 1} more")
+        raise ExportError(
+            problems[0],
+            where,
+            "mend the present config first" if len(problems) == 1 else f"and {len(problems) - 1} more",
+        )
     again = module.parse(next(iter(files.values())), where, files=files)
     if again != policy:
         lost = _changed(again, policy)
         name, (found, wanted) = next(iter(lost.items()), ("policy", (again.name, policy.name)))
-        raise ExportError(f"{name} = {wanted} would read back as {found}", where, "the present config overrides it: remove that, or report it")
+        raise ExportError(
+            f"{name} = {wanted} would read back as {found}",
+            where,
+            "the present config overrides it: remove that, or report it",
+        )
 
 
 def _described(policy: PolicySet) -> dict[str, Any]:
@@ -157,7 +167,9 @@ def _write(out: Path, files: Mapping[str, str]) -> None:
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(out / name)
     except OSError as error:
-        raise ExportError(f"cannot write: {error.strerror}", str(out), "give --out a folder that can be written") from error
+        raise ExportError(
+            f"cannot write: {error.strerror}", str(out), "give --out a folder that can be written"
+        ) from error
 
 
 def _version() -> str:

@@ -43,12 +43,18 @@ def refuse_outside_regime(evidence: Mapping[str, Any], accept: bool, where: str)
     """The doubts, when accepted; else an ExportError that names the first."""
     found = doubts(evidence)
     if found and not accept:
-        raise ExportError(found[0], where, "calibrate better, or pass --accept-model-error; the evidence file will say so")
+        raise ExportError(
+            found[0], where, "calibrate better, or pass --accept-model-error; the evidence file will say so"
+        )
     return found
 
 
 def build(
-    target: str, version: str, evidence: Mapping[str, Any], policy: Mapping[str, Any], result: Mapping[str, Any]
+    target: str,
+    version: str,
+    evidence: Mapping[str, Any],
+    policy: Mapping[str, Any],
+    result: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The evidence as one JSON-ready dict."""
     doc: dict[str, Any] = {"schema": "tfanalyze.export-evidence/1", "target": target, "tfanalyze": version}
@@ -81,13 +87,22 @@ def as_markdown(doc: Mapping[str, Any]) -> str:
     """The same for a change review."""
     lines = [f"# Change of {doc['target']}: evidence", "", *_gain(doc), "", "## What changes", ""]
     lines += [f"- `{name}`: {old} -> {new}" for name, (old, new) in doc["changed"].items()] or ["- nothing"]
-    for title, key in (("Notes", "notes"), ("Approximated", "dropped"), ("Accepted against the tool's advice", "accepted_doubts")):
+    for title, key in (
+        ("Notes", "notes"),
+        ("Approximated", "dropped"),
+        ("Accepted against the tool's advice", "accepted_doubts"),
+    ):
         if doc.get(key):
             lines += ["", f"## {title}", "", *[f"- {line}" for line in doc[key]]]
     lines += ["", "## Load it", "", *[f"    {line}" for line in doc["commands"]]]
     lines += ["", "## Roll back", "", str(doc["rollback"]), "", "## What it rests on", ""]
-    lines += [f"- {key}: `{doc[key]}`" for key in HASHES if key in doc] or ["- no study: nothing was measured"]
-    lines += [f"- model error (held-out P95 TTFT): {_share(doc.get('model_error'))}", f"- written by tfanalyze {doc['tfanalyze']}"]
+    lines += [f"- {key}: `{doc[key]}`" for key in HASHES if key in doc] or [
+        "- no study: nothing was measured"
+    ]
+    lines += [
+        f"- model error (held-out P95 TTFT): {_share(doc.get('model_error'))}",
+        f"- written by tfanalyze {doc['tfanalyze']}",
+    ]
     lines += [f"- this target is {doc['proof']}"]
     return "\n".join(lines) + "\n"
 
@@ -99,8 +114,12 @@ def _gain(doc: Mapping[str, Any]) -> list[str]:
     words = [f"Verdict: **{doc.get('verdict', 'none')}**."]
     if hold.get("gain_pct") is not None:
         low, high = hold.get("ci_low_pct"), hold.get("ci_high_pct")
-        interval = f" (95 % interval {low:+.1f} to {high:+.1f} %)" if low is not None and high is not None else ""
-        words.append(f"Goodput on traffic that the tuning never saw: **{hold['gain_pct']:+.1f} %**{interval}.")
+        interval = (
+            f" (95 % interval {low:+.1f} to {high:+.1f} %)" if low is not None and high is not None else ""
+        )
+        words.append(
+            f"Goodput on traffic that the tuning never saw: **{hold['gain_pct']:+.1f} %**{interval}."
+        )
     loads = doc.get("by_load")
     if isinstance(loads, Mapping):
         for load, row in loads.items():

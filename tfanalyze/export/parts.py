@@ -97,7 +97,9 @@ def _from_public(entry: Any, value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ExportError(f"is {value!r}", where, "a number is needed")
     if not meta["low"] <= value <= meta["high"]:
-        raise ExportError(f"is {value}", where, f"allowed: {meta['low']:g} to {meta['high']:g} {meta['unit']}")
+        raise ExportError(
+            f"is {value}", where, f"allowed: {meta['low']:g} to {meta['high']:g} {meta['unit']}"
+        )
     return float(value)
 
 
@@ -108,7 +110,14 @@ def set_fields(policy: Any, **values: float) -> Any:
     return replace(policy, **{name: float(value) for name, value in values.items()})
 
 
-def only(policy: PolicySet, target: str, *, instance: tuple[str, ...], site: tuple[str, ...] = (), admit: tuple[str, ...] = ()) -> None:
+def only(
+    policy: PolicySet,
+    target: str,
+    *,
+    instance: tuple[str, ...],
+    site: tuple[str, ...] = (),
+    admit: tuple[str, ...] = (),
+) -> None:
     """Refuse a policy that was not tuned as this target's own: its numbers mean something else there."""
     allowed = {"instance": instance, "site": site, "admit": admit}
     for kind, part in (("instance", policy.instance), ("site", policy.site), ("admit", policy.admit)):

@@ -15,7 +15,16 @@ from typing import Any
 
 from tfanalyze.errors import ExportError
 from tfanalyze.export import yamltext
-from tfanalyze.export.parts import Context, Rendered, from_public, only, params_of, policy_class, policy_set, trivial
+from tfanalyze.export.parts import (
+    Context,
+    Rendered,
+    from_public,
+    only,
+    params_of,
+    policy_class,
+    policy_set,
+    trivial,
+)
 from tfanalyze.replay.policies import PolicySet
 
 PROOF = "schema-checked (JSON Schema published with this tool)"
@@ -38,8 +47,12 @@ def render(policy: PolicySet, ctx: Context) -> Rendered:
     if ctx.current is not None:
         text = yamltext.edit(ctx.current, wanted, ctx.current_name)
     else:
-        text = "# TokenFleet policy. Units are in the names or behind the values.\n" + yamltext.dump(_commented(policy, wanted))
-    return Rendered({"tokenfleet.yaml": text}, commands=("load tokenfleet.yaml in the TokenFleet control plane",))
+        text = "# TokenFleet policy. Units are in the names or behind the values.\n" + yamltext.dump(
+            _commented(policy, wanted)
+        )
+    return Rendered(
+        {"tokenfleet.yaml": text}, commands=("load tokenfleet.yaml in the TokenFleet control plane",)
+    )
 
 
 def _document(policy: PolicySet, ctx: Context) -> dict[str, Any]:
@@ -93,7 +106,9 @@ def parse(text: str, where: str, files: Mapping[str, str] | None = None) -> Poli
         name = entry.get("policy", type(trivial(kind)).name)
         if name not in _names(kind):
             raise ExportError(f"{section}.policy is {name!r}", where, f"allowed: {', '.join(_names(kind))}")
-        parts[kind] = from_public(policy_class(name), entry.get("parameters") or {}, f"{where}: {section}.parameters")
+        parts[kind] = from_public(
+            policy_class(name), entry.get("parameters") or {}, f"{where}: {section}.parameters"
+        )
     return policy_set(**parts)
 
 
@@ -103,10 +118,22 @@ def _names(kind: str) -> list[str]:
 
 def schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of the file, from the parameter declarations."""
-    slo = {"type": "object", "additionalProperties": False, "required": ["name"], "properties": {"name": {"type": "string"}, "priority": {"type": "integer"}}}
+    slo = {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["name"],
+        "properties": {"name": {"type": "string"}, "priority": {"type": "integer"}},
+    }
     for key in ("ttft_s", "tpot_s", "e2e_s"):
-        slo["properties"][key] = {"type": "number", "exclusiveMinimum": 0, "description": "seconds; absent = no limit"}  # type: ignore[index]
-    sections = {SECTIONS[kind]: {"oneOf": [_policy_schema(policy_class(name)) for name in _names(kind)]} for kind in SECTIONS}
+        slo["properties"][key] = {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "description": "seconds; absent = no limit",
+        }  # type: ignore[index]
+    sections = {
+        SECTIONS[kind]: {"oneOf": [_policy_schema(policy_class(name)) for name in _names(kind)]}
+        for kind in SECTIONS
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "urn:tfanalyze:tokenfleet:v1",
@@ -114,7 +141,12 @@ def schema() -> dict[str, Any]:
         "type": "object",
         "additionalProperties": False,
         "required": ["apiVersion", "kind", *sections],
-        "properties": {"apiVersion": {"const": API}, "kind": {"const": "PolicyConfig"}, "classes": {"type": "array", "items": slo}, **sections},
+        "properties": {
+            "apiVersion": {"const": API},
+            "kind": {"const": "PolicyConfig"},
+            "classes": {"type": "array", "items": slo},
+            **sections,
+        },
     }
 
 
@@ -136,7 +168,9 @@ def _param_schema(meta: Mapping[str, Any]) -> dict[str, Any]:
     if meta["choices"]:
         return {"enum": list(meta["choices"]), **doc}
     kind = "integer" if meta["integer"] else "number"
-    bounds = {key: meta[low] for key, low in (("minimum", "low"), ("maximum", "high")) if math.isfinite(meta[low])}
+    bounds = {
+        key: meta[low] for key, low in (("minimum", "low"), ("maximum", "high")) if math.isfinite(meta[low])
+    }
     return {"type": kind, **bounds, **doc}
 
 

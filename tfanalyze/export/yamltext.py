@@ -85,7 +85,12 @@ def merge(node: Any, wanted: dict[str, Any]) -> None:
             node.pop(key, None)
         elif isinstance(value, dict) and isinstance(node.get(key), dict):
             merge(node[key], value)
-        elif isinstance(value, list) and isinstance(node.get(key), list) and _keyed(value) and _keyed(node[key]):
+        elif (
+            isinstance(value, list)
+            and isinstance(node.get(key), list)
+            and _keyed(value)
+            and _keyed(node[key])
+        ):
             _merge_list(node[key], value)
         elif key not in node or not same(node[key], value):
             node[key] = strip(value)

@@ -20,11 +20,11 @@ LEAST_REQUEST, ROUND_ROBIN, RANDOM, LEAST_ALL = 0.0, 1.0, 2.0, 3.0
 
 
 @helper
-def level_health(sites, params, level):
+def level_health(sites, levels, level):
     """Healthy share of a priority level's hosts, 0 when it has none."""
     healthy, hosts = 0.0, 0.0
     for s in range(sites.size):
-        if params[SITES + min(s, SITES - 1)] == level:
+        if levels[min(s, SITES - 1)] == level:
             hosts += max(sites[s].configured, sites[s].instances)
             healthy += sites[s].instances if sites[s].ready == 1 else 0.0
     return healthy / hosts if hosts > 0.0 else 0.0
@@ -71,13 +71,15 @@ class EnvoySites:
             params[7],
             params[8],
         )
+        weights = (weight_0, weight_1, weight_2, weight_3)
+        levels = (priority_0, priority_1, priority_2, priority_3)
         spare = overprovisioning_factor / 100.0
         whole = 0.0
         for level in range(LEVELS):
-            whole += min(1.0, level_health(sites, params, level) * spare)
+            whole += min(1.0, level_health(sites, levels, level) * spare)
         left, chosen = rand01(rng) * min(1.0, whole), -1
         for level in range(LEVELS):
-            share = min(1.0, level_health(sites, params, level) * spare)
+            share = min(1.0, level_health(sites, levels, level) * spare)
             if share > 0.0:
                 chosen = level
                 left -= share
@@ -87,9 +89,9 @@ class EnvoySites:
         for s in range(sites.size):
             k = min(s, SITES - 1)
             scores[s] = 0.0
-            if sites[s].ready == 1 and params[SITES + k] == chosen:
+            if sites[s].ready == 1 and levels[k] == chosen:
                 hosts = max(sites[s].configured, sites[s].instances, 1.0)
-                scores[s] = -params[k] * min(1.0, sites[s].instances / hosts * spare)
+                scores[s] = -weights[k] * min(1.0, sites[s].instances / hosts * spare)
                 total -= scores[s]
         left = rand01(rng) * total
         best = -1

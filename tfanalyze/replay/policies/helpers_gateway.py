@@ -87,7 +87,8 @@ def by_hash(view, key):
     """Rendezvous hashing: a key keeps its instance, and one instance less moves only its own keys."""
     best = -1
     for n in range(view.size):
-        if view[n].ready == 1:
-            if best < 0 or hash_u64(hash_u64(key) + np.uint64(n)) > hash_u64(hash_u64(key) + np.uint64(best)):
-                best = n
+        if view[n].ready != 1:
+            continue
+        if best < 0 or hash_u64(hash_u64(key) + np.uint64(n)) > hash_u64(hash_u64(key) + np.uint64(best)):
+            best = n
     return best

@@ -20,12 +20,12 @@ SITES = 4  # weight_k and order_k are those of site k; later sites share the las
 
 
 @helper
-def open_order(view, params, first, limit):
+def open_order(view, orders, limit):
     """Lowest order among ready deployments below their limit of parallel requests; inf when there is none."""
     lowest = np.inf
     for n in range(view.size):
         if view[n].ready == 1 and view[n].inflight < limit:
-            lowest = min(lowest, params[first + min(view[n].site, SITES - 1)])
+            lowest = min(lowest, orders[min(view[n].site, SITES - 1)])
     return lowest
 
 
@@ -94,19 +94,21 @@ class Litellm:
             params[8],
             params[9],
         )
+        weights = (weight_0, weight_1, weight_2, weight_3)
+        orders = (order_0, order_1, order_2, order_3)
         limit = max_parallel_requests if max_parallel_requests > 0.0 else np.inf
-        order = open_order(view, params, 5, limit)
+        order = open_order(view, orders, limit)
         if order == np.inf:
             limit = np.inf
-            order = open_order(view, params, 5, limit)
+            order = open_order(view, orders, limit)
         total = 0.0
         for n in range(view.size):
             site = min(view[n].site, SITES - 1)
             scores[n] = np.inf
-            if view[n].ready == 1 and view[n].inflight < limit and params[5 + site] == order:
+            if view[n].ready == 1 and view[n].inflight < limit and orders[site] == order:
                 if routing_strategy == SHUFFLE:
-                    scores[n] = -params[1 + site]
-                    total += params[1 + site]
+                    scores[n] = -weights[site]
+                    total += weights[site]
                 else:
                     scores[n] = view[n].inflight if routing_strategy == LEAST_BUSY else view[n].ttft_ewma_s
         if routing_strategy != SHUFFLE:
