@@ -247,7 +247,7 @@ def _blame(
         parts["engine_queue"] -= parts["network"]
     total = sum(parts.values())
     order = sorted(parts, key=lambda name: -parts[name])
-    return [{"cause": c, "seconds": parts[c], "share": parts[c] / total} for c in order if parts[c] > 0.0]
+    return [{"cause": c, "seconds": parts[c], "share": parts[c] / total} for c in order if parts[c] > 1e-8]
 
 
 def _network_s(outcome: Outcome, decision: dict[str, Any]) -> float:

@@ -220,6 +220,22 @@ def prefix_traces() -> list[tuple[str, Callable[[int], Trace]]]:
     return found
 
 
+NOTES = """Where it does not win, and why:
+
+* Total output is about 2 % lower where clients wait for ever: SLOMax sheds what is late already, and those tokens would have been
+  delivered, late. Where clients give up and try again, shedding saves work and total output rises.
+* Against round robin the published P50 TTFT of -71 % is reached where round robin queues (Mooncake x3.5, agents). On Mooncake as
+  recorded (x1) nobody queues for long: the median prompt's own prefill is the floor, and no routing can take it away.
+* Against LMetric, P95 TTFT is up to 3 % worse on Mooncake under load: TokenPilot spares running decodes, which pays in E2E. Without
+  that (`stall_weight` 0) it is level or better at P95, and E2E is like LMetric's. On the agents' trace LMetric's P50 is 3 ms better.
+* FleetMind does not beat one flat pool that sees every instance of every site; it comes within 1 % of it while it keeps
+  traffic near home and decides on sums a site.
+* Gateways' policies run with their defaults and unquantised reports; llm-d's flow control in particular was made for other thresholds.
+* With several gateway replicas and old reports SLOMax's gain shrinks (each sees a part): tune with `gateways` set as in production.
+
+"""
+
+
 def machine() -> str:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=HERE
@@ -258,7 +274,7 @@ def main() -> None:
     if not options.quick and options.only == parser.get_default("only"):
         head = f"# Headline numbers\n\nWritten by `python benchmarks/headline/run.py` ({machine()}). Simulated on the shipped profile {PROFILE}; "
         head += "load is set on seeds that are not reported; intervals are 95 % bootstrap over seeds, paired by seed.\n\n"
-        (HERE / "RESULTS.md").write_text(head + "\n".join(parts))
+        (HERE / "RESULTS.md").write_text(head + NOTES + "\n".join(parts))
 
 
 if __name__ == "__main__":
