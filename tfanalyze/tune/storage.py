@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,10 +59,16 @@ def create_study(storage: Any, name: str, directions: Sequence[Direction], sampl
 
 
 def _database(url: str) -> Any:
+    with warnings.catch_warnings():
+        return _opened(url)
+
+
+def _opened(url: str) -> Any:
     import optuna
 
     if url.startswith("postgresql://"):
         url = url.replace("postgresql://", "postgresql+psycopg://", 1)
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     retry = getattr(optuna.storages, "RetryHeartbeatStaleTrialCallback", None) or optuna.storages.RetryFailedTrialCallback
     known = inspect.signature(optuna.storages.RDBStorage.__init__).parameters
     named = "heartbeat_stale_trial_callback" if "heartbeat_stale_trial_callback" in known else "failed_trial_callback"
