@@ -36,6 +36,21 @@ def test_the_documented_example_is_valid_and_means_what_it_says() -> None:
     assert cfg.ingest["mapping"]["input_tokens"] == "prompt_len"
 
 
+def test_the_example_names_real_policies_parameters_and_constraints() -> None:
+    from tfanalyze.replay.policies import load_policy
+    from tfanalyze.tune.objective import parse_constraint, parse_objective
+    from tfanalyze.tune.space import make_space
+
+    cfg = load_config(ROOT / "docs" / "tfanalyze.toml")
+    policy = load_policy(cfg.tune.policy, cfg.settings)
+    assert policy.instance.cache_weight == 1.2
+    space = make_space(cfg.tune.policy, pin=cfg.tune.pin, bounds=cfg.tune.bounds, settings=cfg.settings)
+    knobs = {knob.name: knob for knob in space.knobs}
+    assert (knobs["tokenpilot.cache_weight"].low, knobs["tokenpilot.cache_weight"].high) == (0.5, 2.0)
+    assert "slomax.period_s" not in knobs
+    assert [parse_constraint(text) for text in cfg.tune.constraints] and parse_objective(cfg.tune.objective)
+
+
 @pytest.mark.parametrize("kind", DOCUMENTED, ids=lambda kind: kind.__name__)
 def test_every_field_is_documented(kind: type) -> None:
     text = (ROOT / "docs" / "config.md").read_text()

@@ -114,7 +114,7 @@ def _contents(workspace: Any, db: str) -> list[dict[str, Any]]:
         return checks
     timed = min(ttft, e2e)
     enough = timed >= LEAST_TIMED * max(instances, 1)
-    checks.append(_check("to fit", enough, f"{timed} of {requests} requests have TTFT and E2E, {instances} instances",
+    checks.append(_check("to fit", enough or None, f"{timed} of {requests} requests have TTFT and E2E, {instances} instances",
                          "" if enough else "ingest a log with timings, or replay with --profile NAME"))  # fmt: skip
     checks.append(_check("recorded routing", None, f"{named} of {requests} requests name their instance" + ("" if named else ": validate and the recorded baseline need it")))
     checks.append(_check("prefix blocks", None, f"{blocks} of {requests} requests have them" + ("" if blocks else ": prefix hits cannot be replayed")))
