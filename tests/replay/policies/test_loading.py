@@ -90,6 +90,18 @@ def test_a_users_file_is_treated_like_ours(tmp_path: Path) -> None:
         (MINE.replace('param(1.0, "factor", 0.1, 9.0, "scales")', "1.0"), "Mine", "not declared with param"),
         ("import nothing_like_this\n" + MINE, "Mine", "ModuleNotFoundError.*mend the file"),
         ("def f(:\n", "Mine", "SyntaxError"),
+        (
+            MINE.replace("SIGN", "view[n].true_output_tokens"),
+            "Mine",
+            "Mine does not compile: no field .true_output_tokens.",
+        ),
+        (
+            MINE.replace("SIGN", "1.0").replace(
+                "scale = params[0]", "scale = params[0]\n        seen = [n for n in view]"
+            ),
+            "Mine",
+            "does not compile",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str, name: str, said: str) -> None:

@@ -79,7 +79,7 @@ def _from_file(name: str) -> type:
         if isinstance(v, type) and v.__module__ == module_name and hasattr(v, "kind")
     ]
     if not attribute and len(own) == 1:
-        return _checked(own[0], file)
+        return _compiled(_checked(own[0], file), file)
     cls = getattr(module, attribute, None) if attribute else None
     if not isinstance(cls, type):
         names = ", ".join(c.__name__ for c in own) or "none"
@@ -88,7 +88,7 @@ def _from_file(name: str) -> type:
             file,
             f"policies there: {names}",
         )
-    return _checked(cls, file)
+    return _compiled(_checked(cls, file), file)
 
 
 def _run_module(name: str, path: Path) -> Any:
@@ -113,6 +113,26 @@ def _last_line(error: Exception, path: Path) -> int:
             line = tb.tb_lineno
         tb = tb.tb_next
     return line
+
+
+def _compiled(cls: type, where: str) -> type:
+    """Compile a user's decision now, so that what numba refuses is told as their mistake, with its line."""
+    from tfanalyze.replay.compile import compile_policy
+
+    try:
+        compile_policy(cls)
+    except Exception as error:
+        said = [line.strip() for line in str(error).splitlines() if line.strip()]
+        line = next((x for x in reversed(said) if x.startswith("File") and "line" in x), "")
+        what = next((x for x in said if not x.startswith(("Failed", "File", "-"))), type(error).__name__)
+        if isinstance(error, KeyError):
+            what = f"no field {what}"
+        number = line.rpartition("line ")[2].rstrip(":,")
+        place = f"{where}:{number}" if number.isdigit() else where
+        raise PolicyError(
+            f"{cls.__name__} does not compile: {what}", place, "see the rules in docs/policies.md"
+        ) from error
+    return cls
 
 
 def _checked(cls: type, where: str) -> type:
