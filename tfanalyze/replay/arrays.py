@@ -152,6 +152,7 @@ class Arrays:
         en.slot["row"] = lo.NONE
         _reset_out(en.out)
         self._reset_conf(admit, site, seed, n_queue)
+        en.cf[0]["quota_at"], en.cf[0]["quota_step"] = getattr(admit, "quota_at", (0, 0))
         for name in ("pub", "ring", "swing", "ixlru"):
             base[name][...] = np.zeros(1, base[name].dtype)[0]
         base["ixlru"]["lru_head"] = lo.NONE
@@ -188,6 +189,7 @@ class Arrays:
             m_admit=memory_for(admit, n_gw, n_inst, n_site, n_queue),
             m_site=memory_for(site, n_gw, n_inst, n_site, n_queue),
             m_inst=memory_for(choose, n_gw, n_inst, n_site, n_queue),
+            admitted=np.zeros((max(1, options.series_bins), n_queue), np.float64),
             quota=np.zeros((max(1, options.series_bins), n_queue), np.float64),
             **base,
         )

@@ -254,7 +254,7 @@ EVENT = np.dtype([("t_s", "f8"), ("inst", "i4"), ("what", "i4")], align=True)  #
 CONF = np.dtype(
     [
         ("n", "i8"), ("seed", "i8"), ("n_inst", "i4"), ("n_site", "i4"), ("n_gw", "i4"), ("n_class", "i4"),
-        ("n_queue", "i4"), ("queue_by", "i4"), ("trivial_admit", "i4"), ("trivial_site", "i4"), ("pinned", "i4"),
+        ("n_queue", "i4"), ("quota_at", "i4"), ("quota_step", "i4"), ("queue_by", "i4"), ("trivial_admit", "i4"), ("trivial_site", "i4"), ("pinned", "i4"),
         ("interval_s", "f8"), ("delay_s", "f8"), ("ring", "i4"), ("pad", "i4"), ("index", "i4"), ("lag_s", "f8"),
         ("index_blocks", "i8"), ("ttl_s", "f8"), ("sync_s", "f8"), ("tick_s", "f8"), ("open_loop", "i4"),
         ("infinite", "i4"), ("known_lengths", "i4"), ("debug", "i4"), ("split", "i4"), ("link_tok_s", "f8"),
@@ -343,7 +343,8 @@ class GateArrays(NamedTuple):
     rng: Any  # (G, 1) uint64
     scores: Any  # (max(N, S),) float64
     series: Any  # (bins, N, 3) float64: time integrals of running, waiting, kv
-    quota: Any  # (bins, Q) float64
+    admitted: Any  # (bins, Q) float64: in flight by queue at the bin's last control tick
+    quota: Any  # (bins, Q) float64: what the admission policy calls its quota, then
     trace_view: Any  # (N,) VIEW, the decision asked for
     trace_req: Any  # (1,) REQUEST
     trace_scores: Any  # (N,) float64

@@ -393,7 +393,9 @@ def control_tick(en, gw, now_s):
     if cf.n_bin > 0:
         b = min(np.int64(now_s / cf.bin_s), cf.n_bin - 1)
         for q in range(cf.n_queue):
-            gw.quota[b, q] = gw.gate[0, q].inflight
+            gw.admitted[b, q] = gw.gate[0, q].inflight
+            if cf.quota_step > 0:
+                gw.quota[b, q] = gw.m_admit[0, cf.quota_at + cf.quota_step * q]
     if cf.queued > 0 and cf.queued == cf.live and cf.tm_n == 0 and cf.next_row >= cf.n:
         cf.idle_ticks += 1
         if cf.idle_ticks > IDLE_TICKS:

@@ -147,10 +147,13 @@ class Simulator:
         bin_s = float(en.cf[0]["bin_s"])
         mean = gates.series / bin_s
         t = (np.arange(self.options.series_bins) + 0.5) * bin_s
-        return {
+        series = {
             "t_s": t, "bin_s": bin_s, "running": mean[:, :, 0], "waiting": mean[:, :, 1],
-            "kv_used_share": mean[:, :, 2], "admitted": gates.quota.copy(),
+            "kv_used_share": mean[:, :, 2], "admitted": gates.admitted.copy(),
         }  # fmt: skip
+        if en.cf[0]["quota_step"] > 0:
+            series["quota"] = gates.quota.copy()
+        return series
 
     def _decision(self, en: lo.Engine, gates: lo.GateArrays) -> dict[str, Any]:
         view, request = gates.trace_view, gates.trace_req[0]

@@ -209,6 +209,7 @@ class SloMax:
     trivial: ClassVar[bool] = False
     queue_by: ClassVar[str] = "class"
     edf: ClassVar[tuple[str, ...]] = ("offline",)
+    quota_at: ClassVar[tuple[int, int]] = (HEAD + QUOTA, ROW)  # where in memory the quotas are, for the report
 
     interactive_share: float = param(
         0.5, "share", 0.05, 0.9, "quota of interactive classes at the start", simplex="quota"
