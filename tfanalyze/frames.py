@@ -35,9 +35,7 @@ def write_parquet(
     """
     import duckdb
 
-    out = Path(path)
-    if out.suffix != ".parquet":
-        raise InputError(f"ends in {out.suffix or 'nothing'!r}", str(out), "give a name that ends in .parquet")
+    out = check_parquet(path)
     part = out.with_name(out.name + ".part")
     columns = _columns(run, trace, outcome, classes)
     floats = {name for name, column in columns.items() if column.dtype.kind == "f"}
@@ -53,6 +51,14 @@ def write_parquet(
     except (OSError, duckdb.IOException) as error:
         part.unlink(missing_ok=True)
         raise InputError(f"cannot be written: {str(error).splitlines()[0]}", str(out), "give another --out") from error
+    return out
+
+
+def check_parquet(path: str | Path) -> Path:
+    """The path, if a Parquet file may have that name.  Errors: InputError."""
+    out = Path(path)
+    if out.suffix != ".parquet":
+        raise InputError(f"ends in {out.suffix or 'nothing'!r}", str(out), "give a name that ends in .parquet")
     return out
 
 

@@ -305,11 +305,14 @@ def replay_run(
     ``out``: Parquet file of one row a request.  ``keep``: a run of a workspace is also written to its table
     ``simulated``.  Returns the JSON shape tfanalyze.replay/1.
     """
+    from tfanalyze.frames import check_parquet, write_parquet
     from tfanalyze.replay.policies import load_policy
     from tfanalyze.slo import summarise
 
     began = time.perf_counter()
     say = progress or (lambda share, what: None)
+    if out is not None:
+        check_parquet(out)
     say(0.0, "reading the trace")
     ready = prepare(source, db=db, seed=seed, **setup)
     policies = load_policy(policy, ready.settings)
@@ -321,8 +324,6 @@ def replay_run(
     say(0.9, "summing up")
     metrics = summarise(ready.trace, outcome, ready.classes)
     if out is not None:
-        from tfanalyze.frames import write_parquet
-
         write_parquet(out, ready.trace, outcome, ready.classes, run=policy)
     if keep and source is None:
         keep_outcome(db, policy, ready, outcome)
