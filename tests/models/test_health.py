@@ -16,8 +16,8 @@ ORIGIN = 1_700_000_000_000_000
 
 
 def metric(workspace: Workspace, name: str, values: list[float], instance: str = "pool", labels: str = "MAP {}") -> None:
-    for i, value in enumerate(values):
-        workspace.con.execute(f"INSERT INTO metrics(ts_us, instance, name, labels, value) VALUES (?, ?, ?, {labels}, ?)", [ORIGIN + i * 1_000_000, instance, name, value])
+    rows = ", ".join(f"({ORIGIN + i * 1_000_000}, '{instance}', '{name}', {labels}, {value!r})" for i, value in enumerate(values))
+    workspace.con.execute(f"INSERT INTO metrics(ts_us, instance, name, labels, value) VALUES {rows}")
 
 
 def test_a_steady_run_is_healthy_and_a_slowdown_is_found_with_its_time() -> None:
@@ -67,3 +67,31 @@ def test_capacity_is_read_from_the_engines_own_words() -> None:
     assert capacity_from_metrics(workspace) == (None, None)
     metric(workspace, "kv_config", [1.0], labels="MAP {'num_gpu_blocks': '2588', 'block_size': '16'}")
     assert capacity_from_metrics(workspace) == (41_408, 16)
+
+
+def test_metrics_alone_give_the_step_times() -> None:
+    """Scrapes every second of an engine whose steps are known exactly."""
+    rng = np.random.default_rng(1)
+    workspace = Workspace.open(":memory:")
+    made = computed = finished = 0.0
+    columns: dict[str, list[float]] = {"running": [], "generation_tokens_total": [], "computed_prompt_tokens_total": [], "requests_finished_total": [], "kv_usage": []}
+    seqs, use = 10.0, 0.1
+    for _ in range(120):
+        seqs = float(np.clip(seqs + rng.integers(-3, 4), 2, 60))
+        use = float(np.clip(use + rng.normal(0, 0.03), 0.02, 0.9))
+        prompts = float(rng.integers(0, 4000))
+        step_s = 0.01 + 1e-4 * seqs + 5e-8 * use * 400_000
+        steps = (1.0 - 5e-5 * prompts) / step_s
+        made += steps * seqs
+        computed += prompts
+        finished += float(rng.poisson(3))
+        for name, value in zip(columns, (seqs, made, computed, finished, use), strict=True):
+            columns[name].append(value)
+    for name, values in columns.items():
+        metric(workspace, name, values)
+    result = fit(workspace, draws=20)
+    profile = result.profiles["pool"]
+    step_s = profile.step.c0_s + 30 * profile.step.c_seq_s + 100_000 * profile.step.c_kv_s
+    assert abs(step_s / (0.01 + 30e-4 + 5e-3) - 1) < 0.1
+    assert abs(profile.step.c_prefill_s / 5e-5 - 1) < 0.25
+    assert profile.facts["sources"] == "engine metrics alone"

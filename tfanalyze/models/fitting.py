@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfanalyze.config import DEFAULT_CLASSES, Fleet, Pool
-from tfanalyze.errors import ProfileError
+from tfanalyze.errors import ProfileError, WorkspaceError
 from tfanalyze.models import health, kv
 from tfanalyze.models.calibrate import quiet
 from tfanalyze.models.latency import (
@@ -28,6 +28,7 @@ from tfanalyze.models.latency import (
     solve,
     with_prior,
 )
+from tfanalyze.models.metricfit import fit_from_metrics
 from tfanalyze.models.observe import Observations, infer_fleet, observe, open_for_reading
 from tfanalyze.models.profile import Profile, StepTime, coefficients, load_profile, with_coefficients
 from tfanalyze.trace import F64
@@ -66,7 +67,8 @@ def fit(
 
     `fleet` overrides what the log shows. `calibrate` replays the recorded routing and adjusts the coefficients until
     the distributions agree. `prior` (a profile or a shipped one's name) is where coefficients stay that few requests
-    tell nothing about: each counts for five requests. Deterministic for one seed.
+    tell nothing about: each counts for five requests. Without timed requests the engines' metrics are fitted instead,
+    where they are enough. Deterministic for one seed.
 
     Errors: WorkspaceError when there is nothing to fit; ProfileError when a pool has fewer than 20 timed requests.
     """
@@ -75,7 +77,15 @@ def fit(
         prior = load_profile(prior)
     with open_for_reading(db) as workspace:
         say(0.0, "reading requests")
-        seen = observe(workspace, fleet)
+        try:
+            seen = observe(workspace, fleet)
+        except WorkspaceError:
+            found = fit_from_metrics(workspace, fleet, draws, seed)
+            if found is None:
+                raise
+            profile, used, told, sample = found
+            told["profiles"][profile.name] |= {"coefficients": coefficients(profile), "held_out": profile.held_out}
+            return FitResult({profile.name: profile}, used, told, {profile.name: sample})
         used = infer_fleet(seen, fleet)
         if seen.cached_known < 0.5:
             say(0.03, "prefix hits by a first replay")
