@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tfanalyze.replay.jit  # noqa: F401  (sets the cache folder before numba is loaded)
 import numba
 import numpy as np
 from llvmlite import ir
@@ -20,6 +19,8 @@ from numba.core import cgutils
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 from numba.np.arrayobj import make_array, populate_array
+
+import tfanalyze.replay.jit  # noqa: F401  (sets the cache folder before numba is loaded)
 
 WORDS = 4  # address, and up to three lengths, of one array in the table
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import tfanalyze.replay.jit  # noqa: F401  (sets the cache folder before numba is loaded)
 import numba
 import numpy as np
 from numba import types
 
+import tfanalyze.replay.jit  # noqa: F401  (sets the cache folder before numba is loaded)
 from tfanalyze.replay.bundle import bundle_type, opener, store_function, table_of
 from tfanalyze.replay.jit import JIT_OFF, optimise_whole
 from tfanalyze.replay.loop import run_loop

@@ -107,7 +107,7 @@ def optimise_whole(name: str) -> Iterator[None]:
     optimise = getattr(JITCodeLibrary, "_optimize_final_module", None)
     finalise = getattr(JITCodeLibrary, "_finalize_final_module", None)
     set_env = getattr(JITCPUCodegen, "set_env", None)
-    if None in (optimise, finalise, set_env, getattr(JITCodeLibrary, "_finalize_dynamic_globals", None)):
+    if optimise is None or finalise is None or set_env is None or not hasattr(JITCodeLibrary, "_finalize_dynamic_globals"):
         yield
         return
 

@@ -98,7 +98,7 @@ def _cut_keys(off, ids, inputs, limit, t, e):  # type: ignore[no-untyped-def]
     n = len(inputs)
     keys = np.full(3 * n, -1, np.int64)
     for r in range(n):
-        last = -1
+        last = np.int64(-1)
         for which in range(3):
             j = np.int64((inputs[r] - 1) // e if which == 0 else inputs[r] // e if which == 1 else limit[r])
             # the node that holds block j, if the list reaches there (also when j == limit: someone else goes on)

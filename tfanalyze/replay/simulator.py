@@ -15,7 +15,14 @@ from tfanalyze.errors import PolicyError, ReplayError
 from tfanalyze.models.profile import Profile
 from tfanalyze.replay import layout as lo
 from tfanalyze.replay.arrays import Arrays, Shared, Sizes, records
-from tfanalyze.replay.fleet import event_records, instance_names, instance_records, pool_of, profile_hash, serves
+from tfanalyze.replay.fleet import (
+    event_records,
+    instance_names,
+    instance_records,
+    pool_of,
+    profile_hash,
+    serves,
+)
 from tfanalyze.replay.options import Options
 from tfanalyze.replay.outcome import Outcome
 from tfanalyze.replay.policies import PolicySet
