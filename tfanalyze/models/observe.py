@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NO_INSTANCE = "default"
 MOST_REQUESTS = 100_000  # a fit looks at the last ones: more of them tell nothing new, and engines change
 LLAMACPP_SLOTS, LLAMACPP_BATCH, LLAMACPP_CONTEXT = 8, 512, 32_768  # assumed where neither config nor metrics say
+LLAMACPP_HOST_TOKENS = 350_000  # the server's default prompt cache of 8 GiB at 23 kB a token (a model of 0.1 B)
 LLAMACPP_SAVED = 350_000  # its host prompt cache (--cache-ram, 8 GiB by default since 2025-10), of a small model
 
 
