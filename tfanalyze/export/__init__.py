@@ -18,6 +18,12 @@ from tfanalyze.replay.policies import PolicySet
 
 EXPORTERS: dict[str, str] = {
     "tokenfleet": "tfanalyze.export.tokenfleet",
+    "llm-d": "tfanalyze.export.llmd",
+    "smg": "tfanalyze.export.smg",
+    "sglang": "tfanalyze.export.sglang",
+    "dynamo": "tfanalyze.export.dynamo",
+    "vllm-router": "tfanalyze.export.vllm_router",
+    "aibrix": "tfanalyze.export.aibrix",
 }
 
 
@@ -89,7 +95,8 @@ def export(
     doubts = ev.refuse_outside_regime(facts, accept_model_error, f"export --target {target}")
     before = module.parse(text, str(path)) if text is not None else None
     rendered = module.render(policy, ctx)
-    _prove(module, policy, rendered.files, str(path or target))
+    said = module.effective(policy, ctx) if hasattr(module, "effective") else policy
+    _prove(module, said, rendered.files, str(path or target))
     main = next(iter(rendered.files))
     result: dict[str, Any] = {
         "schema": "tfanalyze.export/1",

@@ -93,7 +93,7 @@ def parse(text: str, where: str, files: Mapping[str, str] | None = None) -> Poli
 
 def _weights(refs: list[Any], plugins: Mapping[str, Any], where: str, *, strict: bool) -> dict[str, Any]:
     cls = policy_class("llmd")
-    values: dict[str, Any] = {name: 0.0 for name in SCORERS}
+    values: dict[str, Any] = dict.fromkeys(SCORERS, 0.0)
     kinds = {kind: (weight, owned) for weight, (kind, owned) in SCORERS.items()}
     for plugin in plugins.values():
         if plugin.get("type") in kinds:
