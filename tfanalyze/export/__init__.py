@@ -23,7 +23,11 @@ EXPORTERS: dict[str, str] = {
     "sglang": "tfanalyze.export.sglang",
     "dynamo": "tfanalyze.export.dynamo",
     "vllm-router": "tfanalyze.export.vllm_router",
+    "production-stack": "tfanalyze.export.production_stack",
     "aibrix": "tfanalyze.export.aibrix",
+    "litellm": "tfanalyze.export.litellm",
+    "envoy": "tfanalyze.export.envoy",
+    "ray-serve": "tfanalyze.export.ray_serve",
 }
 
 

@@ -31,7 +31,11 @@ def cannot_say(policy: PolicySet, ctx: Context) -> None:
     routers.same_replicas("aibrix", ctx)
     values = params_of(policy.instance)
     if values["algorithm"] == "weighted" and not any(values[name] for name in WEIGHTS):
-        raise ExportError("every weight of the list is 0", "export --target aibrix", "give one strategy a weight, or choose algorithm random")
+        raise ExportError(
+            "every weight of the list is 0",
+            "export --target aibrix",
+            "give one strategy a weight, or choose algorithm random",
+        )
 
 
 def effective(policy: PolicySet, ctx: Context) -> PolicySet:
@@ -55,8 +59,20 @@ def render(policy: PolicySet, ctx: Context) -> Rendered:
         if ctx.current is None or key in present or getattr(policy.instance, name) != usual:
             wanted[key] = word(values[name])
     text = envtext.edit(ctx.current or "", wanted, ctx.current_name, "AIBRIX_")
-    notes = (routers.REPLICA_NOTE.format(n=ctx.fleet.gateway.replicas), "a request's header routing-strategy overrides the algorithm")
-    return Rendered({MAIN: text}, notes, ("prefix blocks are of the gateway's tokenizer there",), (f"kubectl set env -n aibrix-system deploy/aibrix-gateway-plugins --env-file={MAIN}" if ctx.current is None else "kubectl apply -f FILE",))
+    notes = (
+        routers.REPLICA_NOTE.format(n=ctx.fleet.gateway.replicas),
+        "a request's header routing-strategy overrides the algorithm",
+    )
+    return Rendered(
+        {MAIN: text},
+        notes,
+        ("prefix blocks are of the gateway's tokenizer there",),
+        (
+            f"kubectl set env -n aibrix-system deploy/aibrix-gateway-plugins --env-file={MAIN}"
+            if ctx.current is None
+            else "kubectl apply -f FILE",
+        ),
+    )
 
 
 def _algorithm(values: Mapping[str, Any]) -> str:
@@ -67,7 +83,11 @@ def _algorithm(values: Mapping[str, Any]) -> str:
 
 def check(files: Mapping[str, str]) -> list[str]:
     found = envtext.read(files[MAIN], MAIN)
-    return [f"{key} is {found[key]!r}: a whole number is needed" for key in PLAIN.values() if key in found and not found[key].lstrip("-").isdigit()]
+    return [
+        f"{key} is {found[key]!r}: a whole number is needed"
+        for key in PLAIN.values()
+        if key in found and not found[key].lstrip("-").isdigit()
+    ]
 
 
 def parse(text: str, where: str, files: Mapping[str, str] | None = None) -> PolicySet:
@@ -80,7 +100,11 @@ def parse(text: str, where: str, files: Mapping[str, str] | None = None) -> Poli
         for item in spoken.split(","):
             strategy, _, weight = item.strip().partition(":")
             if strategy not in names:
-                raise ExportError(f"strategy {strategy!r} in the list is not modelled", where, f"the nearest: {', '.join(names)}")
+                raise ExportError(
+                    f"strategy {strategy!r} in the list is not modelled",
+                    where,
+                    f"the nearest: {', '.join(names)}",
+                )
             values[names[strategy]] = int(weight or 1)
     else:
         values["algorithm"] = spoken

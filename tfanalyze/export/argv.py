@@ -25,7 +25,9 @@ def tokens(text: str, where: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
     except ValueError as error:
-        raise ExportError(f"cannot be read as a command line: {error}", where, "give the start script") from error
+        raise ExportError(
+            f"cannot be read as a command line: {error}", where, "give the start script"
+        ) from error
 
 
 def flags(words: list[str]) -> dict[str, str]:
@@ -89,7 +91,13 @@ def edit(text: str, new: Mapping[str, str | None], after: str, where: str) -> st
         if value is None:
             text = re.sub(rf"[ \t]*{re.escape(flag)}(?![\w-])(?: *\\\n)?", " ", text) if match else text
         elif match is None:
-            text = _insert(text, f"{flag} {shlex.quote(value)}".rstrip(" '") if value == "" else f"{flag} {shlex.quote(value)}", after)
+            text = _insert(
+                text,
+                f"{flag} {shlex.quote(value)}".rstrip(" '")
+                if value == ""
+                else f"{flag} {shlex.quote(value)}",
+                after,
+            )
         elif value != "" and not _same(match[2], value):
             text = f"{text[: match.start()]}{flag}{match[1] or ' '}{shlex.quote(value)}{text[match.end() :]}"
     return text
@@ -106,7 +114,11 @@ def _same(a: str | None, b: str) -> bool:
 
 def _insert(text: str, words: str, after: str) -> str:
     """Behind the first line that holds ``after`` if lines are continued, else behind the word."""
-    at = re.search(rf"(?<!\S){re.escape(after)}(?:(?:=|[ \t]+)(?!--)[^\s\\]+)?", text) if after.startswith("--") else re.search(rf"(?<!\S){re.escape(after)}(?!\S)", text)
+    at = (
+        re.search(rf"(?<!\S){re.escape(after)}(?:(?:=|[ \t]+)(?!--)[^\s\\]+)?", text)
+        if after.startswith("--")
+        else re.search(rf"(?<!\S){re.escape(after)}(?!\S)", text)
+    )
     if at is None:
         at = re.search(r"(?m)^(?!\s*#)\s*\S+", text)
     if at is None:
@@ -117,7 +129,10 @@ def _insert(text: str, words: str, after: str) -> str:
 
 def _edit_json(words: list[str], new: Mapping[str, str | None]) -> str:
     for flag, value in new.items():
-        at = next((k for k in reversed(range(len(words))) if words[k] == flag or words[k].startswith(flag + "=")), None)
+        at = next(
+            (k for k in reversed(range(len(words))) if words[k] == flag or words[k].startswith(flag + "=")),
+            None,
+        )
         if value is None:
             words = [item for item in words if item != flag]
         elif at is None:
@@ -131,6 +146,8 @@ def _edit_json(words: list[str], new: Mapping[str, str | None]) -> str:
 
 def script(comment: str, command: list[str], new: Mapping[str, str | None], rest: list[str]) -> str:
     """A new start script, one flag a line."""
-    lines = [f"{flag} {shlex.quote(value)}" if value else flag for flag, value in new.items() if value is not None]
+    lines = [
+        f"{flag} {shlex.quote(value)}" if value else flag for flag, value in new.items() if value is not None
+    ]
     body = " \\\n  ".join([" ".join(command), *lines, *rest])
     return f"#!/bin/sh\n# {comment}\nexec {body}\n"

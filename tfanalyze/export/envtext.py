@@ -8,7 +8,9 @@ from typing import Any
 
 from tfanalyze.export import yamltext
 
-LINE = re.compile(r"(?m)^(?P<head>[ \t]*(?:export[ \t]+)?)(?P<key>[A-Z][A-Z0-9_]*)=(?P<value>.*?)(?P<tail>[ \t]*(?:#.*)?)$")
+LINE = re.compile(
+    r"(?m)^(?P<head>[ \t]*(?:export[ \t]+)?)(?P<key>[A-Z][A-Z0-9_]*)=(?P<value>.*?)(?P<tail>[ \t]*(?:#.*)?)$"
+)
 
 
 def is_lines(text: str) -> bool:
@@ -32,7 +34,12 @@ def read(text: str, where: str) -> dict[str, str]:
     if is_lines(text):
         return {m["key"]: m["value"].strip().strip("\"'") for m in LINE.finditer(text)}
     node = yamltext.load(text, where)
-    return {str(e["name"]): str(e["value"]) for entries in _lists(node) for e in entries if "name" in e and "value" in e}
+    return {
+        str(e["name"]): str(e["value"])
+        for entries in _lists(node)
+        for e in entries
+        if "name" in e and "value" in e
+    }
 
 
 def edit(text: str, wanted: Mapping[str, str], where: str, prefix: str) -> str:
@@ -48,7 +55,10 @@ def edit(text: str, wanted: Mapping[str, str], where: str, prefix: str) -> str:
         return text
     node = yamltext.load(text, where)
     lists = list(_lists(node))
-    home = next((es for es in lists if any(str(e.get("name", "")).startswith(prefix) for e in es)), lists[0] if lists else None)
+    home = next(
+        (es for es in lists if any(str(e.get("name", "")).startswith(prefix) for e in es)),
+        lists[0] if lists else None,
+    )
     if home is None:
         home = node.setdefault("env", [])
     for key, value in wanted.items():

@@ -10,7 +10,9 @@ from tfanalyze.export import argv
 from tfanalyze.export.parts import Context, endpoint, endpoint_note, from_public, instance_names, policy_class
 from tfanalyze.replay.policies import PolicySet
 
-QUEUE_FLAGS = {name: argv.flag_of(name) for name in ("max_concurrent_requests", "queue_size", "queue_timeout_secs")}
+QUEUE_FLAGS = {
+    name: argv.flag_of(name) for name in ("max_concurrent_requests", "queue_size", "queue_timeout_secs")
+}
 REPLICA_NOTE = "thresholds and limits hold for each router replica; they were tuned with {n} of them"
 
 

@@ -11,8 +11,14 @@ from tfanalyze.replay.policies import PolicySet
 PROOF = "proven: sglang-router 0.3.2 starts with it and routes by it (make test-gateways)"
 MAIN = "sglang-router.sh"
 PROGRAM = "sglang_router.launch_router"
-FLAGS = {name: argv.flag_of(name) for name in ("policy", "cache_threshold", "balance_abs_threshold", "balance_rel_threshold")}
-UNMODELLED = {"--pd-disaggregation": ("never", "export for an aggregated fleet"), "--dp-aware": ("never", "one worker URL for each rank")}
+FLAGS = {
+    name: argv.flag_of(name)
+    for name in ("policy", "cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
+}
+UNMODELLED = {
+    "--pd-disaggregation": ("never", "export for an aggregated fleet"),
+    "--dp-aware": ("never", "one worker URL for each rank"),
+}
 
 
 def cannot_say(policy: PolicySet, ctx: Context) -> None:
@@ -38,11 +44,18 @@ def render(policy: PolicySet, ctx: Context) -> Rendered:
 
 def check(files: Mapping[str, str]) -> list[str]:
     found = argv.flags(argv.tokens(files[MAIN], MAIN))
-    return [] if "--worker-urls" in found or "--service-discovery" in found else ["no --worker-urls: the router has nobody to send to"]
+    return (
+        []
+        if "--worker-urls" in found or "--service-discovery" in found
+        else ["no --worker-urls: the router has nobody to send to"]
+    )
 
 
 def parse(text: str, where: str, files: Mapping[str, str] | None = None) -> PolicySet:
     found = argv.flags(argv.tokens(text, where))
     routers.refuse(found, UNMODELLED, where)
     cls = policy_class("sglang")
-    return policy_set(instance=from_public(cls, argv.read(cls, found, FLAGS, where), where), admit=routers.queue_read(found, where))
+    return policy_set(
+        instance=from_public(cls, argv.read(cls, found, FLAGS, where), where),
+        admit=routers.queue_read(found, where),
+    )

@@ -58,7 +58,9 @@ def effective(policy: PolicySet, ctx: Context) -> PolicySet:
     """With the workers' slots written out where the limit was left to them: the same capacity."""
     if type(policy.admit).name != "smg_priority":
         return policy
-    return replace(policy, admit=replace(policy.admit, max_concurrent_requests=float(_capacity(policy.admit, ctx))))
+    return replace(
+        policy, admit=replace(policy.admit, max_concurrent_requests=float(_capacity(policy.admit, ctx)))
+    )
 
 
 def sniff(text: str) -> bool:
@@ -82,8 +84,13 @@ def render(policy: PolicySet, ctx: Context) -> Rendered:
     if ctx.current is None:
         text = argv.script("smg 1.13.0", ["smg", "launch"], new, routers.workers(ctx))
     else:
-        text = argv.edit(ctx.current, new, "--policy" if "--policy" in present else "launch", ctx.current_name)
-    dropped = ("throughput is read from the workers' reports there, from the profile in replay", "preemption between classes is off: replay does not model it")
+        text = argv.edit(
+            ctx.current, new, "--policy" if "--policy" in present else "launch", ctx.current_name
+        )
+    dropped = (
+        "throughput is read from the workers' reports there, from the profile in replay",
+        "preemption between classes is off: replay does not model it",
+    )
     return Rendered({MAIN: text, **files}, tuple(notes), dropped, (f"sh {MAIN}",))
 
 
@@ -108,11 +115,15 @@ def _priority_file(admit: Any, ctx: Context, present: Mapping[str, str]) -> str:
     for name in CLASSES:
         share = values.get(f"{name}_reserved_per_slot", 0.0)
         starve = values["bulk_starvation_threshold_secs"] if name == "bulk" else 30
-        classes[name] = _entry(0, share, values[f"{name}_queue_size"], values[f"{name}_queue_timeout_secs"], starve)
+        classes[name] = _entry(
+            0, share, values[f"{name}_queue_size"], values[f"{name}_queue_timeout_secs"], starve
+        )
     before = _beside(present.get(SWITCH, ""), ctx.current_name)
     if before is not None:
         return yamltext.edit(before, {"classes": classes}, present[SWITCH])
-    return f"# smg 1.13.0 --priority-scheduler-config; class by header {HEADER}\n" + yamltext.dump({"classes": classes})
+    return f"# smg 1.13.0 --priority-scheduler-config; class by header {HEADER}\n" + yamltext.dump(
+        {"classes": classes}
+    )
 
 
 def _entry(floor: int, share: Any, size: Any, timeout: Any, starve: Any) -> dict[str, Any]:
@@ -134,7 +145,11 @@ def _beside(name: str, where: str) -> str | None:
 
 def check(files: Mapping[str, str]) -> list[str]:
     found = argv.flags(argv.tokens(files[MAIN], MAIN))
-    trouble = [] if "--worker-urls" in found or "--discovery-provider" in found or "--service-discovery" in found else ["no --worker-urls"]
+    trouble = (
+        []
+        if "--worker-urls" in found or "--discovery-provider" in found or "--service-discovery" in found
+        else ["no --worker-urls"]
+    )
     if PRIORITY in files:
         doc = yamltext.plain(yamltext.load(files[PRIORITY], PRIORITY))
         trouble += problems(doc, "smg-priority")
@@ -155,7 +170,11 @@ def parse(text: str, where: str, files: Mapping[str, str] | None = None) -> Poli
         return policy_set(instance=instance, admit=routers.queue_read(found, where))
     body = (files or {}).get(PRIORITY) or _beside(found.get(SWITCH, ""), where)
     if body is None:
-        raise ExportError(f"names {found.get(SWITCH) or 'no'} priority file, which is not there", where, "put it beside the script")
+        raise ExportError(
+            f"names {found.get(SWITCH) or 'no'} priority file, which is not there",
+            where,
+            "put it beside the script",
+        )
     return policy_set(instance=instance, admit=_read_priority(body, found, where))
 
 
@@ -169,10 +188,16 @@ def _read_priority(body: str, found: Mapping[str, str], where: str) -> Any:
     for name in CLASSES:
         entry = doc["classes"].get(name, {})
         if entry.get("reserved_floor"):
-            raise ExportError(f"classes.{name}.reserved_floor is not modelled", PRIORITY, "say it as reserved_per_slot, a share of the slots")
+            raise ExportError(
+                f"classes.{name}.reserved_floor is not modelled",
+                PRIORITY,
+                "say it as reserved_per_slot, a share of the slots",
+            )
         for key in ("reserved_per_slot", "queue_size", "queue_timeout_secs"):
             if key in entry and f"{name}_{key}" in cls.__dataclass_fields__:
                 values[f"{name}_{key}"] = entry[key]
-    values["bulk_starvation_threshold_secs"] = doc["classes"].get("bulk", {}).get("starvation_threshold_secs", 120)
+    values["bulk_starvation_threshold_secs"] = (
+        doc["classes"].get("bulk", {}).get("starvation_threshold_secs", 120)
+    )
     limit = float(found.get("--max-concurrent-requests", 0))
     return from_public(cls, {**values, "max_concurrent_requests": max(0.0, limit)}, PRIORITY)

@@ -11,8 +11,14 @@ from tfanalyze.replay.policies import PolicySet
 PROOF = "proven: vllm-router 0.1.17 starts with it and routes by it (make test-gateways)"
 MAIN = "vllm-router.sh"
 PROGRAM = "vllm-router"
-FLAGS = {name: argv.flag_of(name) for name in ("policy", "cache_threshold", "balance_abs_threshold", "balance_rel_threshold")}
-UNMODELLED = {"--program-scheduling-config-json": ("never", "kv_aware without it"), "--vllm-pd-disaggregation": ("never", "export for an aggregated fleet")}
+FLAGS = {
+    name: argv.flag_of(name)
+    for name in ("policy", "cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
+}
+UNMODELLED = {
+    "--program-scheduling-config-json": ("never", "kv_aware without it"),
+    "--vllm-pd-disaggregation": ("never", "export for an aggregated fleet"),
+}
 
 
 def cannot_say(policy: PolicySet, ctx: Context) -> None:
@@ -38,11 +44,18 @@ def render(policy: PolicySet, ctx: Context) -> Rendered:
 
 def check(files: Mapping[str, str]) -> list[str]:
     found = argv.flags(argv.tokens(files[MAIN], MAIN))
-    return [] if "--worker-urls" in found or "--service-discovery" in found else ["no --worker-urls: the router has nobody to send to"]
+    return (
+        []
+        if "--worker-urls" in found or "--service-discovery" in found
+        else ["no --worker-urls: the router has nobody to send to"]
+    )
 
 
 def parse(text: str, where: str, files: Mapping[str, str] | None = None) -> PolicySet:
     found = argv.flags(argv.tokens(text, where))
     routers.refuse(found, UNMODELLED, where)
     cls = policy_class("vllm_router")
-    return policy_set(instance=from_public(cls, argv.read(cls, found, FLAGS, where), where), admit=routers.queue_read(found, where))
+    return policy_set(
+        instance=from_public(cls, argv.read(cls, found, FLAGS, where), where),
+        admit=routers.queue_read(found, where),
+    )
