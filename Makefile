@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 comma := ,
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
-PYTEST_ARGS ?= -q -n auto --dist loadfile
+PYTEST_ARGS ?= -q -n auto --dist worksteal
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& echo $$p && break; done)
