@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from tfanalyze.sessionblocks import BLOCK_TOKENS, with_session_blocks
 from tfanalyze.trace import Trace, check, from_columns
 

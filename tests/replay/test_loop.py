@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.strategies import Case, cases
 
+from tests.strategies import Case, cases
 from tfanalyze.config import EngineLimits, Fleet, FleetEvent, Gateway, Pool, SloClass
 from tfanalyze.errors import PolicyError, ReplayError
 from tfanalyze.models.profile import Profile, StepTime

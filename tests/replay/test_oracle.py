@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
+
 from tests.reference.world import simulate
 from tests.strategies import Case, cases
-
 from tfanalyze.replay import Simulator
 
 # 2,000 cases in CI all in all; TFANALYZE_CASES=100000 for a long night

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import traces
 
+from tests.strategies import traces
 from tfanalyze.replay.segments import build_segments
 from tfanalyze.trace import Trace
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfanalyze.replay.policies import PolicySet, param
 from tfanalyze.tune.measure import Measured, Scenario
-from tfanalyze.tune.space import Space, _knob, _fields
+from tfanalyze.tune.space import Space, _fields, _knob
 
 N = 1200
 SPAN_S = 3600.0
