@@ -199,7 +199,7 @@ def _read_classes(doc: Mapping[str, Any], where: str) -> Any:
             where,
             "the nearest: one bucket, one class a family",
         )
-    values = {}
+    values: dict[str, Any] = {}
     for q, entry in enumerate(c for c in doc["policy_classes"] if c.get("cache_bucket") == bucket):
         for key in UNMODELLED:
             if key in entry:

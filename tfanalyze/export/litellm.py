@@ -125,7 +125,9 @@ def _new_list(node: Any, ctx: Context) -> None:
 
 def _sites(entries: Any, where: str) -> list[tuple[Any, int]]:
     """(deployment, index of its site): named in model_info, else the order of what differs in weight and order."""
-    found, seen, names = [], {}, {}
+    found: list[tuple[Any, int]] = []
+    seen: dict[Any, int] = {}
+    names: dict[str, int] = {}
     for entry in entries:
         info = entry.get("model_info") or {}
         if "site_index" in info:

@@ -60,7 +60,7 @@ def render(policy: PolicySet, ctx: Context) -> Rendered:
     files = {}
     if type(policy.admit).name == "llmd_flow":
         notes += _put_flow(node, policy.admit, ctx)
-        files[OBJECTIVES] = _objectives(ctx)
+        files[OBJECTIVES] = _objectives(ctx, node["flowControl"]["priorityBands"])
     text = yamltext.dump(node, indent)
     if ctx.current is None:
         text = "# llm-d-router v0.10: --config-file epp.yaml\n" + text
@@ -106,7 +106,7 @@ def _put_scorers(node: Any, policy: Any) -> list[str]:
         if not used and not given and present is None:
             continue
         name = _plugin(node, kind, given)
-        ref = next((entry for entry in refs if entry.get("pluginRef") == name), None)
+        ref: Any = next((entry for entry in refs if entry.get("pluginRef") == name), None)
         if not used and ref is not None:
             refs.remove(ref)
         elif used and ref is None:
@@ -169,18 +169,14 @@ def _put_flow(node: Any, policy: Any, ctx: Context) -> list[str]:
             "kvCacheUtilThreshold": values["kv_cache_util_threshold"],
         },
     )
-    bands = [
-        {"priority": band_priority(q, len(ctx.classes)), "maxRequests": values[f"band{q}_max_requests"]}
-        for q in range(len(ctx.classes))
-    ]
-    for band in bands:
-        band["maxRequests"] = str(band["maxRequests"])
-    wanted = {
-        "defaultRequestTTL": f"{values['default_request_ttl_s']:.12g}s",
-        "saturationDetector": {"pluginRef": name},
-        "priorityBands": bands,
-    }
     flow = node.setdefault("flowControl", {})
+    wanted: dict[str, Any] = {
+        "saturationDetector": {"pluginRef": name},
+        "priorityBands": _bands(flow, values, len(ctx.classes)),
+    }
+    ttl = float(values["default_request_ttl_s"])
+    if "defaultRequestTTL" not in flow or llmd_read.seconds(str(flow["defaultRequestTTL"]), MAIN) != ttl:
+        wanted["defaultRequestTTL"] = f"{ttl:.12g}s"
     if float(values["min_ceiling"]) < 1:
         wanted["usageLimitPolicyPluginRef"] = _plugin(
             node, HOLDBACK, {"minCeiling": values["min_ceiling"], "domain": "rank"}
@@ -193,20 +189,44 @@ def _put_flow(node: Any, policy: Any, ctx: Context) -> list[str]:
     return notes
 
 
+def _bands(flow: Any, values: Mapping[str, Any], n_classes: int) -> list[dict[str, Any]]:
+    """A band a class: the file's own bands from the highest down, then new ones; a cap that is the same keeps its spelling."""
+    present = sorted(flow.get("priorityBands") or [], key=lambda band: -int(band["priority"]))
+    found: list[dict[str, Any]] = []
+    for q in range(n_classes):
+        cap = values[f"band{q}_max_requests"]
+        if q < len(present):
+            old = present[q].get("maxRequests", 0)
+            keep = (llmd_read.quantity(old, MAIN) or 5000) == cap
+            found.append(
+                {"priority": int(present[q]["priority"])} | ({} if keep else {"maxRequests": str(cap)})
+            )
+        else:
+            lowest = min((band["priority"] for band in found), default=None)
+            priority = (
+                band_priority(q, n_classes)
+                if lowest is None or band_priority(q, n_classes) < lowest
+                else lowest - 10
+            )
+            found.append({"priority": priority, "maxRequests": str(cap)})
+    return found
+
+
 def band_priority(q: int, n_classes: int) -> int:
     """Class 0 gets the highest band; the last one stays at 0, so that nothing is sheddable by accident."""
     return 10 * (min(n_classes, BANDS) - 1 - q)
 
 
-def _objectives(ctx: Context) -> str:
+def _objectives(ctx: Context, bands: Any) -> str:
     docs = []
+    priorities = sorted((int(band["priority"]) for band in bands), reverse=True)
     for q, entry in enumerate(ctx.classes):
         body = {
             "apiVersion": "llm-d.ai/v1alpha2",
             "kind": "InferenceObjective",
             "metadata": {"name": entry.name.replace("_", "-")},
             "spec": {
-                "priority": band_priority(q, len(ctx.classes)),
+                "priority": priorities[q],
                 "poolRef": {"name": ctx.fleet.pools[0].name.replace("_", "-")},
             },
         }

@@ -9,6 +9,7 @@ from typing import Any
 
 from tfanalyze.config import Fleet, SloClass
 from tfanalyze.errors import ExportError, PolicyError
+from tfanalyze.replay.fleet import instance_names as instance_names
 from tfanalyze.replay.policies import POLICIES, PolicySet
 
 TRIVIAL = {"admit": "admit_all", "site": "any_site", "instance": "round_robin"}
@@ -138,11 +139,6 @@ def only(
             f"export --target {target}",
             f"tune it with --policy {main[0]}",
         )
-
-
-def instance_names(fleet: Fleet) -> tuple[str, ...]:
-    """Names of the instances in replay's order; see tfanalyze/replay/fleet.py."""
-    return tuple(f"{pool.name}-{n}" for pool in fleet.pools for n in range(pool.count))
 
 
 def instance_sites(fleet: Fleet) -> tuple[str, ...]:

@@ -118,18 +118,16 @@ def _names(kind: str) -> list[str]:
 
 def schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of the file, from the parameter declarations."""
+    limits = {
+        key: {"type": "number", "exclusiveMinimum": 0, "description": "seconds; absent = no limit"}
+        for key in ("ttft_s", "tpot_s", "e2e_s")
+    }
     slo = {
         "type": "object",
         "additionalProperties": False,
         "required": ["name"],
-        "properties": {"name": {"type": "string"}, "priority": {"type": "integer"}},
+        "properties": {"name": {"type": "string"}, "priority": {"type": "integer"}, **limits},
     }
-    for key in ("ttft_s", "tpot_s", "e2e_s"):
-        slo["properties"][key] = {
-            "type": "number",
-            "exclusiveMinimum": 0,
-            "description": "seconds; absent = no limit",
-        }  # type: ignore[index]
     sections = {
         SECTIONS[kind]: {"oneOf": [_policy_schema(policy_class(name)) for name in _names(kind)]}
         for kind in SECTIONS

@@ -184,7 +184,7 @@ class LlmdFlow:
     kv_cache_util_threshold: float = param(
         0.8, "share", 0.05, 1.0, "utilization-detector kvCacheUtilThreshold"
     )
-    default_request_ttl_s: float = param(60.0, "s", 1.0, 3600.0, "defaultRequestTTL", log=True)
+    default_request_ttl_s: float = param(60, "s", 1, 3600, "defaultRequestTTL", log=True, integer=True)
     band0_max_requests: float = param(
         5000, "requests", 1, 100000, "cap of the queue of class 0", log=True, integer=True
     )
