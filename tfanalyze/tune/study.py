@@ -119,6 +119,7 @@ class _Search:
     flying: dict[Future[Any], list[tuple[Any, PolicySet]]] = field(default_factory=dict)
     begin_s: float = field(default_factory=time.monotonic)
     beat_s: float = 0.0
+    noticed: set[int] = field(default_factory=set)  # running trials of a shared study that were seen here
 
     def run(self) -> Found:
         self._start()
@@ -258,8 +259,13 @@ class _Search:
         self.beat_s = time.monotonic()
         storage: Any = self.study._storage
         mine = [t for asked in self.flying.values() for t, _ in asked] + self.unasked
-        for trial in mine:
-            storage.record_heartbeat(trial._trial_id)
+        alive = {trial._trial_id for trial in mine}
+        for t in self.study._get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+            if t._trial_id not in self.noticed:  # its process may have died before its first beat: from now on it counts
+                self.noticed.add(t._trial_id)
+                alive.add(t._trial_id)
+        for trial_id in alive:
+            storage.record_heartbeat(trial_id)
         optuna.storages.fail_stale_trials(self.study)
 
     def _report(self) -> None:
