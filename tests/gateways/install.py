@@ -46,11 +46,21 @@ def install(name: str) -> str:
     HOME.mkdir(exist_ok=True)
     subprocess.run([sys.executable, "-m", "venv", str(HOME / name)], check=True)
     for packages in GATEWAYS[name]:
-        command = [str(python_of(name)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+        command = [
+            str(python_of(name)),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            *packages,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             return done.stderr.strip()[-600:]
-    frozen = subprocess.run([str(python_of(name)), "-m", "pip", "freeze"], capture_output=True, text=True, check=True)
+    frozen = subprocess.run(
+        [str(python_of(name)), "-m", "pip", "freeze"], capture_output=True, text=True, check=True
+    )
     (HOME / name / "installed").write_text(frozen.stdout)
     return ""
 

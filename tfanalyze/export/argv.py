@@ -23,7 +23,7 @@ def tokens(text: str, where: str) -> list[str]:
             raise ExportError(f"is no JSON array: {error}", where, "give the argument list") from error
         return [str(item) for item in found]
     try:
-        return shlex.split(text, comments=True)
+        return shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise ExportError(
             f"cannot be read as a command line: {error}", where, "give the start script"
