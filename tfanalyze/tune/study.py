@@ -186,6 +186,8 @@ class _Search:
                 if live - waiting >= self.plan.trials and not waiting:
                     return
                 trial = self.study.ask()
+                if is_shared(self.plan.storage):
+                    states.update(self._states())  # others may have asked since
                 states[trial.number] = "RUNNING"
                 if self._over_budget(trial, states):
                     continue
