@@ -278,9 +278,9 @@ def trace_hash(trace: Trace) -> str:
 
     digest = xxhash.xxh3_64()
     for key in COLUMNS:
-        digest.update(np.ascontiguousarray(getattr(trace, key)).tobytes())
-    digest.update(trace.block_off.tobytes())
-    digest.update(np.ascontiguousarray(trace.block_id).tobytes())
+        digest.update(np.ascontiguousarray(getattr(trace, key)).data)
+    digest.update(np.ascontiguousarray(trace.block_off).data)
+    digest.update(np.ascontiguousarray(trace.block_id).data)
     if trace.observed is not None:
         for key in OBSERVED:
             digest.update(np.ascontiguousarray(getattr(trace.observed, key)).tobytes())

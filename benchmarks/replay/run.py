@@ -33,24 +33,6 @@ def fleet_of(instances: int) -> Any:
     return Fleet((Pool("p", count=instances, engine=EngineLimits(kv_tokens=KV_TOKENS, block_size=BLOCK)),))
 
 
-def overlapped(trace: Any, copies: int) -> Any:
-    """The trace over itself, shifted and re-keyed: ``copies`` times the load at every moment."""
-    import numpy as np
-
-    from tfanalyze.traceops import take
-
-    if copies == 1:
-        return trace
-    n, ids = len(trace), int(trace.block_id.max()) + 1
-    arrival = np.concatenate([trace.arrival_s + 7.0 * i for i in range(copies)])
-    order = np.argsort(arrival, kind="stable")
-    many = take(trace, np.tile(np.arange(n), copies)[order])
-    from dataclasses import replace
-
-    shift = np.repeat((order // n).astype(np.int32) * ids, np.diff(many.block_off))
-    return replace(many, arrival_s=arrival[order], block_id=many.block_id + shift)
-
-
 def one(kind: str, instances: int, copies: int, policy: str, repeats: int) -> dict[str, Any]:
     """One row of the table, measured in this process."""
     import resource
@@ -59,11 +41,11 @@ def one(kind: str, instances: int, copies: int, policy: str, repeats: int) -> di
     from tfanalyze.models import load_profile
     from tfanalyze.replay import Simulator
     from tfanalyze.replay.policies import load_policy
-    from tfanalyze.trace import read_trace, stitch
+    from tfanalyze.trace import read_trace, scale_load, stitch
 
     trace = read_trace(TRACE)
     small = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    trace = stitch(trace, copies) if kind == "stitched" else overlapped(trace, copies)
+    trace = stitch(trace, copies) if kind == "stitched" else scale_load(trace, copies, seed=1)
     began = time.perf_counter()
     simulator = Simulator(trace, fleet_of(instances), load_profile("h100-llama3.1-8b"), (SloClass("interactive"),))
     policies = load_policy(policy)
@@ -167,7 +149,7 @@ def main() -> None:
     sizes += [("same load an instance", n, k, "prefix_affinity", 3) for n, k in ((4, 1), (16, 4), (64, 16))]
     if not args.quick:
         sizes += [("same load an instance", 256, 64, "prefix_affinity", 2)]
-        sizes += [("stitched", 16, k, "prefix_affinity", 1) for k in (10, 84, 832)]
+        sizes += [("stitched", 16, k, "prefix_affinity", 0) for k in (10, 84, 832)]
     rows = [measured(*size) for size in sizes]
     threads = measured("threads")
     peers = [(f"16 workers, {m}", dynamo(args.dynamo_python, 16, m)) for m in ("round_robin", "kv_router")] if args.dynamo_python else []
