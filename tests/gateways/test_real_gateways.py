@@ -6,6 +6,7 @@ import collections
 import concurrent.futures
 import json
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,15 @@ def command(script: Path, program: str, port: int, words: int, extra: Sequence[s
 def many(url: str, jobs: Sequence[tuple[str, dict[str, str]]], workers: int) -> list[tuple[int, str]]:
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         return list(pool.map(lambda job: chat(url, job[0], job[1], timeout_s=60.0), jobs))
+
+
+def warm(url: str) -> None:
+    """Until the workers are registered."""
+    for _ in range(100):
+        if chat(url, "warm")[0] == 200:
+            return
+        time.sleep(0.2)
+    raise AssertionError("no worker is registered after 20 s")
 
 
 # --- Dynamo -----------------------------------------------------------------------------------------------------------
@@ -165,7 +175,10 @@ def test_envoy_shares_by_site_weight_and_breaks_by_class(program: Find, tmp_path
             slow = [("x", {"x-slo-class": "batch"})] * 20
             codes = [code for code, _ in many(url, [*quick, *slow], 40)]
             assert codes[:20] == [200] * 20
-            assert codes[20:].count(200) == 4 and codes[20:].count(503) == 16
+            through = codes[20:].count(
+                200
+            )  # Envoy's limits are not exact: each of the two hosts may have one more
+            assert 4 <= through <= 6 and codes[20:].count(503) == 20 - through
 
 
 # --- smg --------------------------------------------------------------------------------------------------------------
@@ -191,29 +204,41 @@ def test_smg_keeps_the_class_slots(program: Find, tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{port}"
         argv = command(script, program("smg", "smg"), port, 1, SMG_EXTRA)
         with started(argv, tmp_path / "log", url + "/health") as log:
-            many(url, [("warm", {})], 1)
+            warm(url)
             bulk = [(f"b{k}", {"x-smg-priority": "bulk"}) for k in range(60)]
             quick = [(f"i{k}", {"x-smg-priority": "interactive"}) for k in range(30)]
             codes = [code for code, _ in many(url, [*bulk, *quick], 90)]
             assert "priority scheduler enabled" in log.read_text().lower()
             assert codes[60:] == [200] * 30
-            assert codes[:60].count(200) == 32 + 3  # half of the 64 slots, and three queued
-            assert codes[:60].count(429) == 25
+            through = codes[:60].count(
+                200
+            )  # half of the 64 slots, and three queued; one may still be held by the last call
+            assert 33 <= through <= 35 and codes[:60].count(429) == 60 - through
 
 
-def test_smgs_least_load_leaves_a_worker_whose_kv_is_full(program: Find, tmp_path: Path) -> None:
-    with running([Engine("a", kv_used_share=0.75), Engine("b"), Engine("c")]) as engines:
-        settings: dict[str, float | str] = {"smg.least_load_kv_pressure_weight": 5.0}
+@pytest.mark.parametrize(("tokens_each", "on_full"), [(1, 0), (1024, 2)])
+def test_smgs_least_load_is_its_formula(
+    program: Find, tmp_path: Path, tokens_each: int, on_full: int
+) -> None:
+    """KV use 0.75 costs 5 * 3 = 15 s; a request sent since the poll costs tokens / 500 tok/s at the others."""
+    with running(
+        [Engine("a", kv_used_share=0.75), Engine("b", kv_used_share=0.0), Engine("c", kv_used_share=0.0)]
+    ) as engines:
+        settings: dict[str, float | str] = {
+            "smg.least_load_kv_pressure_weight": 5.0,
+            "smg.least_load_mean_prefill_tokens": tokens_each,
+        }
         script, port = written("smg", "smg", settings, engines, tmp_path), free_port()
         url = f"http://127.0.0.1:{port}"
+        extra = [*SMG_EXTRA[:2], "--load-monitor-interval", "5", *SMG_EXTRA[4:]]
         with started(
-            command(script, program("smg", "smg"), port, 1, SMG_EXTRA), tmp_path / "log", url + "/health"
+            command(script, program("smg", "smg"), port, 1, extra), tmp_path / "log", url + "/health"
         ):
-            import time
-
-            time.sleep(2.5)  # two polls of the load
+            warm(url)
+            time.sleep(6.0)  # a poll of the load has been
             landed = collections.Counter(name for _, name in (chat(url, f"t{k}") for k in range(20)))
-            assert landed["a"] == 0 and landed["b"] > 0 and landed["c"] > 0
+            # 15 s / (1024 / 500) = 7.3: eight each at b and c, then four more in turn, some of them at a
+            assert landed["a"] == 0 if on_full == 0 else 1 <= landed["a"] <= 4
 
 
 def test_smg_refuses_what_we_refuse(program: Find, tmp_path: Path) -> None:

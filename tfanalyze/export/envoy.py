@@ -29,6 +29,7 @@ PROOF = "proven: envoy 1.40.0 --mode validate accepts it; weights and breakers w
 MAIN = "envoy.yaml"
 SITES = 4
 HEADER = "x-slo-class"
+CONNECTIONS = 65536  # a limit that never acts
 
 
 def cannot_say(policy: PolicySet, ctx: Context) -> None:
@@ -163,13 +164,14 @@ def _put_breakers(cluster: Any, values: Mapping[str, Any]) -> None:
     for level, key in (("HIGH", "high_max_requests"), ("DEFAULT", "default_max_requests")):
         row = next((r for r in rows if r.get("priority", "DEFAULT") == level), None)
         limit = values[key]
-        if row is None:  # HTTP/1 takes a connection a request: the three limits must not cut each other short
+        if row is None:  # fewer connections than requests would make a queue of max_pending_requests
+            wide = max(CONNECTIONS, limit)
             rows.append(
                 {
                     "priority": level,
                     "max_requests": limit,
-                    "max_connections": limit,
-                    "max_pending_requests": limit,
+                    "max_connections": wide,
+                    "max_pending_requests": wide,
                 }
             )
         elif row.get("max_requests", 1024) != limit:

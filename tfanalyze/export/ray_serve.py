@@ -11,7 +11,7 @@ from tfanalyze.export import routers, yamltext
 from tfanalyze.export.parts import Context, Rendered, from_public, only, params_of, policy_class, policy_set
 from tfanalyze.replay.policies import PolicySet
 
-PROOF = "proven: Ray 2.60's router takes the arguments and follows them (make test-gateways)"
+PROOF = "argument names and defaults checked against Ray 2.60's router; no cluster was started (make test-gateways)"
 MAIN = "ray-serve.yaml"
 KEY, NAME = "request_router_config", "PrefixCacheAffinityRouter"
 CLASS = f"ray.serve.llm.request_router.{NAME}"

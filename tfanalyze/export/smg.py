@@ -20,7 +20,7 @@ ENABLE = "--priority-scheduler-enabled"
 FLAGS = {
     name: argv.flag_of(name)
     for name in (
-        "policy", "least_load_kv_pressure_weight", "least_load_default_throughput", "worker_overload_waiting_requests",
+        "policy", "least_load_kv_pressure_weight", "least_load_default_throughput", "least_load_mean_prefill_tokens", "worker_overload_waiting_requests",
         "worker_overload_token_usage", "cache_threshold", "balance_abs_threshold", "balance_rel_threshold", "prefix_hash_load_factor",
     )
 }  # fmt: skip

@@ -90,6 +90,7 @@ def spilled(view, best, absolute, relative):
 class Smg:
     """smg's policies; least_load is argmin (queued + sent since the last poll) / throughput + w * k / (1 - k).
 
+    A request sent counts a fixed number of tokens: over HTTP the router does not know its length (seen with 1.13.0).
     Workers above an overload threshold are left out unless all are.  cache_aware follows the longest match above the
     threshold until the matched worker itself is overloaded against the mean.  Throughput is read from the profile for the
     reported batch (the real one reads gen_throughput); prefix_hash rings on the first prefix block.
@@ -114,6 +115,15 @@ class Smg:
     )
     least_load_default_throughput: float = param(
         2000, "tok/s", 1, 1e6, "--least-load-default-throughput", log=True, tune=False
+    )
+    least_load_mean_prefill_tokens: float = param(
+        1024,
+        "tokens",
+        1,
+        1048576,
+        "--least-load-mean-prefill-tokens: what one request sent since the last poll counts",
+        log=True,
+        integer=True,
     )
     worker_overload_waiting_requests: float = param(
         8, "requests", 1, 4096, "--worker-overload-waiting-requests", log=True, integer=True
@@ -147,17 +157,10 @@ class Smg:
     @staticmethod
     def choose(view, request, params, memory, rng, scores):
         policy, least_load_kv_pressure_weight, least_load_default_throughput = params[0], params[1], params[2]
-        worker_overload_waiting_requests, worker_overload_token_usage, worker_overload_protection = (
-            params[3],
-            params[4],
-            params[5],
-        )
-        cache_threshold, balance_abs_threshold, balance_rel_threshold, prefix_hash_load_factor = (
-            params[6],
-            params[7],
-            params[8],
-            params[9],
-        )
+        least_load_mean_prefill_tokens, worker_overload_waiting_requests = params[3], params[4]
+        worker_overload_token_usage, worker_overload_protection = params[5], params[6]
+        cache_threshold, balance_abs_threshold = params[7], params[8]
+        balance_rel_threshold, prefix_hash_load_factor = params[9], params[10]
         guard, wait, usage = (
             worker_overload_protection,
             worker_overload_waiting_requests,
@@ -179,7 +182,7 @@ class Smg:
                 scores[n] = drain_s + least_load_kv_pressure_weight * barrier(view[n].kv_used_share)
             best = argmin_usable(view, rng, scores, guard, wait, usage, strict)
             if best >= 0:
-                memory[best] += request.input_tokens
+                memory[best] += least_load_mean_prefill_tokens
             return best
         if policy == ROUND_ROBIN:
             for k in range(size):
