@@ -170,7 +170,7 @@ class DynamoQueues:
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
-        return n_queues + 1
+        return n_queues + 2
 
     @staticmethod
     def admit(op, gate, request, params, memory, rng):
@@ -190,14 +190,17 @@ class DynamoQueues:
                     memory[q] = 0.0
             if waiting <= 0.0:
                 return -1
-            turn = np.int64(memory[gate.size])
-            for k in range(100000):  # visits until a class has paid its debt: ends, each visit pays a quantum
+            turn, paid = np.int64(memory[gate.size]), memory[gate.size + 1]
+            for k in range(100000):  # visits until a class is out of debt: ends, each visit pays a quantum
                 q = (turn + k) % gate.size
                 if gate[q].queued > 0.0:
+                    quantum = quantum_0 if q == 0 else (quantum_1 if q == 1 else quantum_2)
+                    if paid == 0.0:
+                        memory[q] = min(memory[q] + quantum, quantum)
                     if memory[q] > 0.0:
-                        memory[gate.size] = q
+                        memory[gate.size], memory[gate.size + 1] = q, 1.0
                         return q
-                    memory[q] += quantum_0 if q == 0 else (quantum_1 if q == 1 else quantum_2)
+                paid = 0.0
             return -1
         if op != ADMIT_HEAD:
             return 0
@@ -214,7 +217,7 @@ class DynamoQueues:
         if backlog <= busy:
             memory[q] -= request.input_tokens
             if memory[q] <= 0.0:
-                memory[gate.size] = (q + 1) % gate.size
+                memory[gate.size], memory[gate.size + 1] = (q + 1) % gate.size, 0.0
             return PASS
         limit = (
             request_queue_limit_per_worker_0
