@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tfanalyze.config import SloClass
     from tfanalyze.workspace import Workspace
 
+F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]

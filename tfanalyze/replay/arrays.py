@@ -152,6 +152,7 @@ class Arrays:
         en.slot["row"] = lo.NONE
         _reset_out(en.out)
         self._reset_conf(admit, site, seed, n_queue)
+        en.cf[0]["retry_at"] = getattr(admit, "retry_after_at", lo.NONE)
         en.cf[0]["quota_at"], en.cf[0]["quota_step"] = getattr(admit, "quota_at", (0, 0))
         for name in ("pub", "ring", "swing", "ixlru"):
             base[name][...] = np.zeros(1, base[name].dtype)[0]
@@ -230,7 +231,7 @@ def _power(n: int) -> int:
 
 
 def _reset_out(out: Any) -> None:
-    for name in ("arrival_s", "admit_s", "start_s", "first_token_s", "finish_s"):
+    for name in ("arrival_s", "admit_s", "start_s", "first_token_s", "finish_s", "retry_after_s"):
         out[name] = np.nan
     out["instance"] = lo.NONE
     out["status"] = -1

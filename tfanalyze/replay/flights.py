@@ -257,6 +257,8 @@ def drain_gate(en, gw, g, now_s):
             send(en, gw, x, now_s)
         else:
             gw.gate[g, q].shed += 1
+            if cf.retry_at >= 0:
+                en.out[en.fl[x].row].retry_after_s = memory[cf.retry_at]
             end_flight(en, gw, x, REJECTED, REASON_SHED, now_s)
     for q in range(cf.n_queue):
         if gw.queue[g, q].held > 0:

@@ -43,6 +43,7 @@ OUT = np.dtype(
         ("first_token_s", "f8"),
         ("finish_s", "f8"),
         ("instance", "i4"),
+        ("retry_after_s", "f4"),  # what a shed client is told, NaN = nothing
         ("hit_tokens", "i4"),
         ("delivered", "i4"),
         ("preemptions", "i2"),
@@ -254,7 +255,7 @@ EVENT = np.dtype([("t_s", "f8"), ("inst", "i4"), ("what", "i4")], align=True)  #
 CONF = np.dtype(
     [
         ("n", "i8"), ("seed", "i8"), ("n_inst", "i4"), ("n_site", "i4"), ("n_gw", "i4"), ("n_class", "i4"),
-        ("n_queue", "i4"), ("quota_at", "i4"), ("quota_step", "i4"), ("queue_by", "i4"), ("trivial_admit", "i4"), ("trivial_site", "i4"), ("pinned", "i4"),
+        ("n_queue", "i4"), ("quota_at", "i4"), ("retry_at", "i4"), ("quota_step", "i4"), ("queue_by", "i4"), ("trivial_admit", "i4"), ("trivial_site", "i4"), ("pinned", "i4"),
         ("interval_s", "f8"), ("delay_s", "f8"), ("ring", "i4"), ("pad", "i4"), ("index", "i4"), ("lag_s", "f8"),
         ("index_blocks", "i8"), ("ttl_s", "f8"), ("sync_s", "f8"), ("tick_s", "f8"), ("open_loop", "i4"),
         ("infinite", "i4"), ("known_lengths", "i4"), ("debug", "i4"), ("split", "i4"), ("link_tok_s", "f8"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfanalyze.trace import F64, I8, I16, I32
+from tfanalyze.trace import F32, F64, I8, I16, I32
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Outcome:
     series: dict[str, Any] | None = None
     decision: dict[str, Any] | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    retry_after_s: F32 | None = None  # what a shed attempt was told to wait, NaN = nothing; its client's back-off does not heed it
 
     @property
     def outcome_hash(self) -> str:
@@ -53,6 +54,6 @@ class Outcome:
         """The per-request columns by name."""
         names = (
             "arrival_s", "admit_s", "start_s", "first_token_s", "finish_s", "status", "reason", "attempts",
-            "instance", "hit_tokens", "delivered_tokens", "preemptions",
+            "instance", "hit_tokens", "delivered_tokens", "preemptions", "retry_after_s",
         )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

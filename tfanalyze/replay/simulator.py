@@ -134,6 +134,7 @@ class Simulator:
             attempts=column["attempts"],
             instance=column["instance"],
             hit_tokens=column["hit_tokens"],
+            retry_after_s=column["retry_after_s"],
             delivered_tokens=column["delivered"],
             preemptions=column["preemptions"],
             waste_tokens=waste,

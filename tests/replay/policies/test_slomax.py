@@ -115,8 +115,9 @@ def test_hopeless_requests_are_shed_at_once_and_others_are_not() -> None:
 
 def test_retry_after_is_when_the_backlog_leaves_room() -> None:
     decider = gatekeeper()
-    gate, request = make_gate(3, min_wait_s=7.3), make_request(**CHAT)
-    assert SloMax.retry_after_s(gate[0], request[0], decider.params) == 7.0  # 7.3 - 0.4 * 2 s, rounded up
+    gate = make_gate(3, min_wait_s=7.3, now_s=100.0)
+    assert head(decider, gate, CHAT, now_s=100.0, arrival_s=97.9, queued_s=2.1) == SHED
+    assert decider.memory[SloMax.retry_after_at] == 7.0  # 7.3 - 0.4 * 2 s, rounded up
 
 
 def test_tighter_class_goes_first_and_aging_turns_that_over() -> None:
@@ -225,3 +226,19 @@ def test_window_shrinks_when_token_gaps_near_their_slo_and_grows_back() -> None:
     for _ in range(100):
         decider.admit(ADMIT_TICK, make_gate(3, inflight=10, tpot_ewma_s=0.02), make_request())
     assert decider.memory[0] == start
+
+
+def test_what_is_shed_is_told_when_to_come_back() -> None:
+    import numpy as np
+
+    from tfanalyze.config import DEFAULT_CLASSES, Fleet, Pool
+    from tfanalyze.models.profile import Profile, StepTime
+    from tfanalyze.replay import replay
+    from tfanalyze.trace import from_columns
+
+    trace = from_columns(arrival_s=np.arange(200) * 0.01, input_tokens=np.full(200, 6000), output_tokens=np.full(200, 50))
+    profile = Profile("slow", StepTime(c0_s=0.01, c_prefill_s=1e-4, c_seq_s=1e-4))
+    out = replay(trace, Fleet((Pool("p"),)), "least_requests+slomax", profile, classes=DEFAULT_CLASSES)
+    shed = out.reason == 1
+    assert out.retry_after_s is not None and shed.any() and not shed.all()
+    assert (out.retry_after_s[shed] >= 1.0).all() and np.isnan(out.retry_after_s[out.status == 0]).all()

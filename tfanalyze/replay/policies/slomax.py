@@ -13,12 +13,13 @@ from tfanalyze.replay.policies import param
 from tfanalyze.replay.state import ADMIT_HEAD, ADMIT_NEXT, ADMIT_TICK, HOLD, PASS, SHED
 
 # memory: a head of fleet-wide values, then one row a queue
-WINDOW, NOW, SENT, HEAD = (
+WINDOW, NOW, SENT, RETRY, HEAD = (
     0,
     1,
     2,
     3,
-)  # requests an instance may hold; time and prompt tokens of the latest releases
+    4,
+)  # requests an instance may hold; time and prompt tokens of the latest releases; last Retry-After
 KIND, QUOTA, RATE, LOW, SPARE, FINISHED, ATTAINED, SHEDDED, TTFT, TPOT, ROW = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 INTERACTIVE, LONG_CONTEXT, OFFLINE = 1.0, 2.0, 3.0  # 0 = nothing seen of this queue yet
 
@@ -198,7 +199,7 @@ class SloMax:
     best engine's prefill backlog leaves its first token time (offline work: when there is nearly no backlog); quota that
     others leave is lent, but half of what a tighter class does not use stays free for its next burst.  Inside offline the
     earliest deadline goes first.  What cannot meet its SLO any more is shed at once, with a Retry-After
-    (`retry_after_s`).  A class that has waited longer gets a larger share (aging), so none starves.  Each period the
+    (in memory at `retry_after_at`; the outcome's column `retry_after_s`): once the backlog leaves its first token time.  A class that has waited longer gets a larger share (aging), so none starves.  Each period the
     feedback moves quota to classes below the attainment target from those above it, in bounds, damped by `gain`.
     Classes are told apart by their SLOs: no first-token limit = offline, a tight one = interactive, else long context.
     Source: TokenFleet's published rule (quotas by class with feedback on SLO-attaining throughput); the law is ours.
@@ -209,6 +210,7 @@ class SloMax:
     trivial: ClassVar[bool] = False
     queue_by: ClassVar[str] = "class"
     edf: ClassVar[tuple[str, ...]] = ("offline",)
+    retry_after_at: ClassVar[int] = RETRY  # where in memory a shed request's Retry-After is
     quota_at: ClassVar[tuple[int, int]] = (HEAD + QUOTA, ROW)  # where in memory the quotas are, for the report
 
     interactive_share: float = param(
@@ -317,6 +319,8 @@ class SloMax:
         )
         wait = start_wait_s(z, memory)
         if cannot_meet(z, request, wait, shed_slack):
+            bound = offline_wait_s if request.ttft_slo_s == np.inf else wait_share * request.ttft_slo_s
+            memory[RETRY] = max(1.0, np.ceil(z.min_wait_s - bound))
             return SHED
         older = 1.0 + request.queued_s / aging_s
         kind = memory[at(q, KIND)]
@@ -336,10 +340,3 @@ class SloMax:
             memory[NOW], memory[SENT] = z.now_s, 0.0
         memory[SENT] += request.input_tokens
         return PASS
-
-    @staticmethod
-    def retry_after_s(z, request, params):
-        """When a shed client should come back: once the backlog leaves its first token time; only Python calls it."""
-        wait_share, offline_wait_s = params[6], params[7]
-        bound = offline_wait_s if request.ttft_slo_s == np.inf else wait_share * request.ttft_slo_s
-        return max(1.0, float(np.ceil(z.min_wait_s - bound)))
