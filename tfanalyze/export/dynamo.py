@@ -12,7 +12,7 @@ from tfanalyze.export.parts import Context, Rendered, from_public, only, params_
 from tfanalyze.export.schema import problems
 from tfanalyze.replay.policies import PolicySet
 
-PROOF = "proven to parse: Dynamo 1.6.1's own parser reads it; no requests were routed (make test-gateways)"
+PROOF = "proven: Dynamo 1.6.1's parser reads it and its selector counts costs by it (make test-gateways)"
 MAIN = "dynamo-router-policy.yaml"
 COST, TIER = "dynamo-default-cost-fn", "dynamo-two-tier-cost-fn"
 OWNED = {
