@@ -157,3 +157,18 @@ def test_tables_fit_80_columns_and_quiet_says_nothing(db: str, capsys: pytest.Ca
         assert max(map(len, text.splitlines())) <= 80, command
         assert run([*command, "--db", db, "--quiet"]) == 0
         assert capsys.readouterr().out == ""
+
+
+def test_tune_starts_from_the_gateways_own_config(tmp_path: Path) -> None:
+    """--gateway-config: the policy that the file describes is the one tuned, and the baseline."""
+    config = tmp_path / "epp.yaml"
+    config.write_text(
+        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scorer\n- type: prefix-cache-scorer\n"
+        "- type: max-score-picker\nschedulingProfiles:\n- name: default\n  plugins:\n  - pluginRef: queue-scorer\n    weight: 2\n"
+        "  - pluginRef: prefix-cache-scorer\n    weight: 3\n  - pluginRef: max-score-picker\n"
+    )
+    from tfanalyze.studies import tune_run
+
+    found = tune_run(ROOT / "sample_traces" / "synth-two-sites.jsonl.zst", gateway_config=config, trials=4, instances=4, db=tmp_path / "w.duckdb")
+    assert found["policy"] == "llmd" and found["baseline"] == "llmd"
+    assert found["recommend"]["settings"]["llmd.queue_weight"] == 2.0

@@ -255,6 +255,7 @@ def tune(
     trace: cp.Source = None,
     policy: Annotated[str | None, typer.Option("--policy", metavar="NAME+NAME", help="What to tune; a|b tries both. [default: tokenpilot+slomax]")] = None,
     baseline: Annotated[str | None, typer.Option("--baseline", metavar="NAME", help="What runs now. [default: recorded where the log names instances, else round_robin]")] = None,
+    gateway_config: Annotated[Path | None, typer.Option("--gateway-config", metavar="FILE", help="What runs now, read from the gateway's own config: its policy is tuned from there.")] = None,
     objective: Annotated[str | None, typer.Option("--objective", help="goodput, attainment, p95_ttft:CLASS, cost:SHARE, fairness, or a weighted sum. [default: goodput]")] = None,
     trials: Annotated[int | None, typer.Option("--trials", metavar="N", help="[default: 100]")] = None,
     workers: Annotated[int | None, typer.Option("--workers", metavar="N", help="Threads. [default: all cores]")] = None,
@@ -283,7 +284,7 @@ def tune(
 
     with cp.progress(json, quiet) as report:
         result = studies.tune_run(
-            trace, policy=policy, baseline=baseline, objective=objective, trials=trials, workers=workers, timeout_s=timeout,
+            trace, policy=policy, baseline=baseline, gateway_config=gateway_config, objective=objective, trials=trials, workers=workers, timeout_s=timeout,
             settings=cp.parse_settings(set), pin=cp.parse_settings(pin), bounds=cp.parse_bounds(bound), constraints=constraint,
             storage=storage, study_name=study, ray=ray, db=db, instances=instances, load=load, seed=seed, profile=profile,
             gateways=gateways, report_interval_s=report_interval, accept_model_error=accept_model_error, config=config,

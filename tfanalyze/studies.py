@@ -91,6 +91,7 @@ def tune_run(
     *,
     policy: str | None = None,
     baseline: str | None = None,
+    gateway_config: str | Path | None = None,
     objective: str | None = None,
     trials: int | None = None,
     timeout_s: float | None = None,
@@ -109,13 +110,19 @@ def tune_run(
 ) -> dict[str, Any]:
     """Tune on a workspace or a trace file, with the defaults of tfanalyze.toml; a workspace keeps the result.
 
-    Returns the JSON shape tfanalyze.tune/1.
+    ``gateway_config``: the gateway's own file; the policy it runs is what is tuned (unless ``policy`` says other) and the
+    baseline (unless ``baseline`` does).  Returns the JSON shape tfanalyze.tune/1.
     """
     from tfanalyze.tune import tune
 
     ready = prepare(source, db=db, seed=seed, **setup)
     mine = ready.config.tune
-    chosen = policy or mine.policy
+    present = None
+    if gateway_config is not None:
+        from tfanalyze.export import from_gateway
+
+        present = from_gateway(gateway_config)[1]
+    chosen = policy or (present.name if present is not None else mine.policy)
     name = study_name or f"{chosen}-{seed}"
     if progress is not None:
         announce_compile(progress)
@@ -125,7 +132,7 @@ def tune_run(
         ready.profiles,
         ready.classes,
         policy=chosen,
-        baseline=baseline or usual_baseline(ready),
+        baseline=baseline or present or usual_baseline(ready),
         objective=objective or mine.objective,
         trials=trials or mine.trials,
         workers=workers,

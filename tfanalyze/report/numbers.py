@@ -52,8 +52,12 @@ def share(value: float) -> str:
 
 
 def signed_pct(value: float) -> str:
-    """A value that is percent already, with its sign: +29.4 %."""
-    return NONE if value is None or math.isnan(value) else f"{value:+.1f} %"
+    """A value that is percent already, with its sign: +29.4 %; of a base near nothing just that it is huge."""
+    if value is None or math.isnan(value):
+        return NONE
+    if abs(value) >= 10_000:
+        return "> +9,999 %" if value > 0 else "< -9,999 %"
+    return f"{value:+.1f} %"
 
 
 def rate(value: float, unit: str = "tok/s") -> str:
