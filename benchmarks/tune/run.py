@@ -109,10 +109,16 @@ def gain_table(trials: int, gateways: tuple[str, ...]) -> list[str]:
 
 def sampler_table(trials: int) -> list[str]:
     """Best value on the train window, and Optuna's share of the time, by sampler at the same budget."""
+    from tfanalyze.errors import TfanalyzeError
+
     lines = ["| trace | sampler | gain on holdout [95 %] | goodput tok/s | Optuna's share | wall s |", "|---|---|---|---|---|---|"]
     for name, case in cases().items():
         for sampler in ("tpe", "gp", "cmaes", "random"):
-            found = tuned(case, OURS, trials, sampler=sampler)
+            try:
+                found = tuned(case, OURS, trials, sampler=sampler)
+            except TfanalyzeError as error:
+                lines.append(f"| {name} | {sampler} | {error.what} | | | |")
+                continue
             lines.append(
                 f"| {name} | {sampler} | {gain(found)} | {found['holdout']['tuned']:,.1f} | {100 * found['optuna_share']:.0f} % | {found['wall_s']:.1f} |"
             )
