@@ -103,13 +103,14 @@ def summarise(trace: Trace, outcome: Ends, classes: Sequence[SloClass]) -> dict[
     requests, served, offered_output_tokens, output_tok_s (delivered), goodput_tok_s (effective), attainment (share
     of requests), token_attainment (share of offered output tokens), shed_share, prefix_hit_share (hit tokens / input
     tokens of served requests), and ttft_s, tpot_s, e2e_s as {p50, p95, p99} over served requests (None = none
-    served). waste_tokens (computed, served nobody, by cause) is known for the whole only.
+    served). waste_tokens and waste_gpu_s (computed, served nobody, by cause) are known for the whole only.
     """
     met = attained(trace, outcome, classes)
     window_s = window(trace, outcome)
     everyone = np.ones(len(trace), np.bool_)
     total = _metrics(trace, outcome, met, everyone, window_s)
     total["waste_tokens"] = dict(outcome.waste_tokens)
+    total["waste_gpu_s"] = dict(getattr(outcome, "waste_gpu_s", {}))
     total["window_s"] = window_s
     total["by_class"] = {
         name: _metrics(trace, outcome, met, trace.slo_class == index, window_s)

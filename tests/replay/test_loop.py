@@ -191,3 +191,13 @@ def test_a_policy_that_answers_nonsense_is_an_error_that_says_so() -> None:
 def test_limits_that_contradict_are_refused_by_name(pool: Pool, says: str) -> None:
     with pytest.raises(ReplayError, match=says.replace("(", "\\(")):
         replay(sample(5), Fleet((pool,)), "round_robin", PROFILE, classes=CLASSES)
+
+
+@QUICK
+@given(cases())
+def test_wasted_seconds_are_busy_seconds(case: Case) -> None:
+    """By cause, never negative, never more than the fleet was busy; none where no token was wasted."""
+    out = simulate(case)[1]
+    assert all(seconds >= -1e-9 for seconds in out.waste_gpu_s.values())
+    assert sum(out.waste_gpu_s.values()) <= out.instance_busy_s.sum() + 1e-6
+    assert {cause for cause, tokens in out.waste_tokens.items() if tokens > 0} >= {c for c, s in out.waste_gpu_s.items() if s > 1e-6}

@@ -97,7 +97,7 @@ class Arrays:
             saved=records((n_inst, lo.SAVED if slots > 1 or shared.inst["cache"].max() == 2 else 1), lo.SLOT),
             work=np.zeros(max(sizes.flights, seqs) + 8, np.int32),
             infheld=np.zeros(seg_n if options.infinite_cache else 1, np.int32),
-            waste=np.zeros(lo.N_WASTE, np.float64),
+            waste=np.zeros(2 * lo.N_WASTE, np.float64),
         )
         self.base = {
             "views": records((n_gw, n_inst), VIEW),

@@ -16,7 +16,7 @@ from tfanalyze.replay.cache import (
     take_blocks,
 )
 from tfanalyze.replay.jit import inner
-from tfanalyze.replay.layout import DECODE, HANDED, NONE, PREFILL, W_PREEMPT
+from tfanalyze.replay.layout import DECODE, HANDED, N_WASTE, NONE, PREFILL, W_PREEMPT
 from tfanalyze.replay.queues import (
     before,
     join_decode,
@@ -232,6 +232,11 @@ def start_running(en, inst, x, hit_tokens):
         f.hit = hit_tokens
     if f.preempts > 0:
         again = max(0, f.lost - hit_tokens)
+        if f.lost > 0:
+            seconds = (f.gpu_s - f.mark_s) * again / f.lost
+            f.waste_s += seconds
+            en.waste[N_WASTE + W_PREEMPT] += seconds
+        f.mark_s = f.gpu_s
         f.waste += again
         en.waste[W_PREEMPT] += again
         f.lost = 0

@@ -31,6 +31,7 @@ from tfanalyze.replay.layout import (
     F_POLICY,
     FREE,
     GATE_WAIT,
+    N_WASTE,
     NONE,
     PREFILL,
     T_ARRIVE,
@@ -84,6 +85,10 @@ def new_flight(en):
     f.gen += 1
     f.sched_s = -1.0
     f.first_s = -1.0
+    f.gpu_s = 0.0
+    f.acc0_s = 0.0
+    f.mark_s = 0.0
+    f.waste_s = 0.0
     f.infl_tokens = 0.0
     f.infl_prefill = 0.0
     f.inst = NONE
@@ -456,6 +461,7 @@ def end_flight(en, gw, x, status, reason, now_s):
         cf.made += row.output
     else:
         en.waste[status] += f.work + f.made - f.waste
+        en.waste[N_WASTE + status] += f.gpu_s - f.waste_s
         again = reason != REASON_NEVER_FITS and f.attempt < c.retries
     o.hit_tokens = f.hit
     o.preemptions += f.preempts
@@ -503,4 +509,6 @@ def lose(en, gw, x, now_s):
     inst = en.inst[f.inst]
     f.computed = computed_now(en, inst, f)
     f.made = made_now(inst, f)
+    if f.state == DECODE:
+        f.gpu_s += inst.dec_acc_s - f.acc0_s
     end_flight(en, gw, x, LOST, REASON_CRASH, now_s)

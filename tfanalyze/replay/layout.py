@@ -87,6 +87,10 @@ FLIGHT = np.dtype(
         ("engine_s", "f8"),  # engine arrival
         ("sched_s", "f8"),  # first scheduled
         ("first_s", "f8"),  # first token, engine time
+        ("gpu_s", "f8"),  # its share, by tokens, of the steps it took part in; of decode steps once it leaves decode
+        ("acc0_s", "f8"),  # the instance's dec_acc_s when it joined decode
+        ("mark_s", "f8"),  # gpu_s at its last preemption that has been charged
+        ("waste_s", "f8"),  # charged to preemptions so far
         ("infl_tokens", "f8"),
         ("infl_prefill", "f8"),
         ("order", "i8"),  # engine arrival order
@@ -133,6 +137,7 @@ INST = np.dtype(
         ("arr_s", "f8"),  # last engine arrival
         ("base_s", "f8"),  # start of the planned step
         ("busy_s", "f8"),
+        ("dec_acc_s", "f8"),  # seconds that one decode which was always there would have been charged
         ("k_sum", "i8"),  # sum over decoding of input + made
         ("steps", "i8"),  # decode steps so far
         ("private", "i8"),  # blocks
@@ -280,7 +285,7 @@ HANDED = -2  # to_inst of a request whose KV has been handed over
 T_ARRIVE, T_ENGINE, T_TIMEOUT, T_HANDOFF, T_TICK = 0, 1, 2, 3, 4
 # causes of waste: index = status of the attempt, and these
 W_PREEMPT = 6
-N_WASTE = 8
+N_WASTE = 8  # tokens by cause; seconds by cause follow
 # faults
 F_NONE, F_FLIGHTS, F_ENTRIES, F_INDEX, F_TIMERS, F_MESSAGES, F_STUCK, F_POLICY, F_CHECK = 0, 1, 2, 3, 4, 5, 6, 7, 8
 
@@ -305,7 +310,7 @@ class Engine(NamedTuple):
     saved: Any  # (N, SAVED) SLOT: prompts that llama.cpp keeps in host memory, oldest first
     work: Any  # (w,) int32 scratch
     infheld: Any  # (n_seg,) int32 held anywhere, option infinite_cache
-    waste: Any  # (N_WASTE,) float64
+    waste: Any  # (2 * N_WASTE,) float64: tokens by cause, then GPU seconds
 
 
 class GateArrays(NamedTuple):

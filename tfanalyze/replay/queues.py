@@ -175,6 +175,7 @@ def join_decode(en, n, inst, x):
     row = en.row[f.row]
     f.state = DECODE
     f.join_step = inst.steps
+    f.acc0_s = inst.dec_acc_s
     f.finish_step = inst.steps + (row.output - f.made)
     inst.k_sum += row.input + f.made
     inst.n_dec += 1
@@ -191,6 +192,7 @@ def leave_decode(en, n, inst, x):
     f = en.fl[x]
     row = en.row[f.row]
     made = made_now(inst, f)
+    f.gpu_s += inst.dec_acc_s - f.acc0_s
     en.phase[n, (f.join_step - (row.input + f.made - 1)) % inst.block] -= 1
     inst.n_dec -= 1
     inst.k_sum -= row.input + made

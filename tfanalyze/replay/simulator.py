@@ -121,6 +121,7 @@ class Simulator:
     def _outcome(self, en: lo.Engine, gates: lo.GateArrays, policies: PolicySet, seed: int, kernel_s: float) -> Outcome:
         out, cf = en.out, en.cf[0]
         waste = {name: int(en.waste[i]) for i, name in WASTE.items() if en.waste[i] > 0}
+        waste_s = {name: float(en.waste[lo.N_WASTE + i]) for i, name in WASTE.items() if en.waste[lo.N_WASTE + i] > 0}
         column = {name: out[name].view(np.ndarray) for name in lo.OUT.names or ()}
         counters = {name: int(cf[name]) for name in ("steps", "computed", "made", "reused")}
         return Outcome(
@@ -138,6 +139,7 @@ class Simulator:
             delivered_tokens=column["delivered"],
             preemptions=column["preemptions"],
             waste_tokens=waste,
+            waste_gpu_s=waste_s,
             instance_names=self.names,
             instance_busy_s=np.array(en.inst["busy_s"]),
             seed=seed,

@@ -165,6 +165,7 @@ def end_prefills(en, gw, n, now_s, count):
                 cache_range(en, n, inst, f, f.computed // inst.block, min(f.computed + m, row.input) // inst.block)
             f.computed += m
             f.work += m
+            f.gpu_s += (now_s - inst.base_s) * m / (inst.step_p + inst.k_dec)
             f.step_m = 0
             cf.computed += m
             if f.computed == f.target:
@@ -207,7 +208,10 @@ def step_end(en, gw, n, now_s):
     """Effects of the step (or stretch) that has ended."""
     cf = en.cf[0]
     inst = en.inst[n]
-    inst.busy_s += now_s - inst.base_s
+    spent_s = now_s - inst.base_s
+    inst.busy_s += spent_s
+    if inst.k_dec > 0:
+        inst.dec_acc_s += spent_s / (inst.step_p + inst.k_dec)
     inst.t_s = now_s
     cf.steps += inst.k_steps
     count = 0

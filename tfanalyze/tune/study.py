@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -185,7 +186,7 @@ class _Search:
                 live = sum(s != "FAIL" for s in states.values())
                 if live - waiting >= self.plan.trials and not waiting:
                     return
-                trial = self.study.ask()
+                trial = _ask(self.study)
                 if is_shared(self.plan.storage):
                     states.update(self._states())  # others may have asked since
                 states[trial.number] = "RUNNING"
@@ -290,6 +291,13 @@ class _Search:
             policy = policy_of(self.space, t.params)
             if policy is not None:
                 self.found.tried.append(Tried(t.number, policy, _values(t), t.intermediate_values.get(0)))
+
+
+def _ask(study: optuna.Study) -> Any:
+    """Ask without Optuna's word that heartbeats are its own loop's business: this loop sends them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Heartbeat of storage")
+        return study.ask()
 
 
 class _Clock:
