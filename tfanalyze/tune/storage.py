@@ -60,6 +60,13 @@ def create_study(storage: Any, name: str, directions: Sequence[Direction], sampl
 
 def _database(url: str) -> Any:
     with warnings.catch_warnings():
+        for wait_s in (0.5, 1.0, 2.0):  # processes that start at once may all try to make the tables
+            try:
+                return _opened(url)
+            except ConfigError as problem:
+                if "exists" not in problem.what and "duplicate" not in problem.what:
+                    raise
+                time.sleep(wait_s)
         return _opened(url)
 
 

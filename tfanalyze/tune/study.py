@@ -269,7 +269,9 @@ class _Search:
                 alive.add(t._trial_id)
         for trial_id in alive:
             storage.record_heartbeat(trial_id)
-        optuna.storages.fail_stale_trials(self.study)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            optuna.storages.fail_stale_trials(self.study)
 
     def _report(self) -> None:
         if self.progress is None:
