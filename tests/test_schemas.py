@@ -30,3 +30,23 @@ def test_every_shape_that_the_code_names_has_a_schema() -> None:
     for path in (ROOT / "tfanalyze").glob("*.py"):
         named |= set(re.findall(r"tfanalyze\.(\w+)/1", path.read_text()))
     assert named == {path.stem for path in SCHEMAS}
+
+
+def assert_shape(result: dict[str, object], name: str) -> None:
+    schema = json.loads((ROOT / "tfanalyze" / "schemas" / f"{name}.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(json.loads(json.dumps(result, allow_nan=False)))
+
+
+def test_what_tune_check_plan_and_synth_return_has_its_shape(tmp_path: Path) -> None:
+    from tfanalyze.ingest import ingest_logs
+    from tfanalyze.studies import check_run, plan_run, synth_run, tune_run
+
+    log, db = tmp_path / "log.jsonl", tmp_path / "w.duckdb"
+    assert_shape(synth_run(log, seconds=300.0, rate=4.0, sites=2, seed=3), "synth")
+    ingest_logs([ROOT / "sample_traces" / "rr-mid" / "requests.jsonl.zst", ROOT / "sample_traces" / "affinity-mid" / "requests.jsonl.zst"], db=db)
+    assert_shape(plan_run(log, policy="least_requests", attainment=0.9, db=tmp_path / "none.duckdb"), "plan")
+    study = tune_run(log, policy="tokenpilot+slomax", baseline="round_robin", trials=5, instances=2, db=tmp_path / "none.duckdb")
+    assert_shape(study, "tune")
+    saved = tmp_path / "study.json"
+    saved.write_text(json.dumps(study))
+    assert_shape(check_run(db, study=saved), "check")

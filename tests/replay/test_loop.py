@@ -201,3 +201,9 @@ def test_wasted_seconds_are_busy_seconds(case: Case) -> None:
     assert all(seconds >= -1e-9 for seconds in out.waste_gpu_s.values())
     assert sum(out.waste_gpu_s.values()) <= out.instance_busy_s.sum() + 1e-6
     assert {cause for cause, tokens in out.waste_tokens.items() if tokens > 0} >= {c for c, s in out.waste_gpu_s.items() if s > 1e-6}
+
+
+def test_an_outcome_is_a_polars_frame_for_who_asks() -> None:
+    out = replay(sample(20), FLEET, "round_robin", PROFILE, classes=CLASSES)
+    frame = out.frame()
+    assert frame.height == 20 and frame["finish_s"].to_list() == out.finish_s.tolist()

@@ -58,3 +58,12 @@ class Outcome:
             "instance", "hit_tokens", "delivered_tokens", "preemptions", "retry_after_s",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def frame(self) -> Any:
+        """The per-request columns as a polars DataFrame, one row a request in the trace's order.
+
+        ``tfanalyze.outcome_frame(trace, outcome, classes)`` adds what the trace and the SLO classes know.
+        """
+        import polars as pl
+
+        return pl.DataFrame({name: np.ascontiguousarray(column) for name, column in self.columns().items()})
