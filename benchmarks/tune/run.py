@@ -126,14 +126,37 @@ def sampler_table(trials: int) -> list[str]:
     return lines
 
 
+def scale_table(trials: int) -> list[str]:
+    """Seconds of one search by number of workers: threads of one process, and processes of a local Ray cluster."""
+    from tfanalyze.errors import TfanalyzeError
+
+    case = cases().get("Mooncake conversation x3") or cases()["synthetic mixed"]
+    lines = ["| workers | cores | threads: search s, best | Ray: search s, best |", "|---|---|---|---|"]
+    for workers in (1, 2, 4):
+        cells = []
+        for ray in (None, "local"):
+            try:
+                found = tuned(case, OURS, trials, workers=workers, ray=ray, control=False, rivals=())
+            except TfanalyzeError as error:
+                cells.append(error.what)
+                continue
+            best = max(row["value"] for row in found["history"])
+            cells.append(f"{found['search_s']:.1f}, {best:,.3f}")
+        lines.append(f"| {workers} | {len(os.sched_getaffinity(0))} | {cells[0]} | {cells[1]} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few trials, two gateways; RESULTS.md stays")
     args = parser.parse_args()
     gains = gain_table(12 if args.quick else 60, GATEWAYS[:2] if args.quick else GATEWAYS)
     samplers = sampler_table(12 if args.quick else 60)
+    scale = scale_table(12 if args.quick else 60)
     if not args.quick:
-        text = "\n".join(["## Gain on traffic the search never saw", "", *gains, "", "## Samplers at the same budget", "", *samplers])
+        tables = ["", "## Workers (the best value must not depend on them)", "", *scale]
+        text = "\n".join(["## Gain on traffic the search never saw", "", *gains, "", "## Samplers at the same budget", "", *samplers, *tables])
         (HERE / "RESULTS.md").write_text(f"# Tuning: results\n\nCommand: `python benchmarks/tune/run.py`.\n\n{text}\n")
 
 
