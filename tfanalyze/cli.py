@@ -264,7 +264,7 @@ def tune(
     pin: Annotated[list[str] | None, typer.Option("--pin", metavar="NAME.PARAM=VALUE", help="Do not search this parameter.")] = None,
     bound: Annotated[list[str] | None, typer.Option("--bound", metavar="NAME.PARAM=LOW:HIGH", help="Search it in this range.")] = None,
     constraint: Annotated[list[str] | None, typer.Option("--constraint", metavar="EXPR", help='Such as "attainment:interactive >= 0.95".')] = None,
-    storage: Annotated[str | None, typer.Option("--storage", metavar="URL|FILE", help="Study storage: a journal file, or postgresql://...")] = None,
+    storage: Annotated[str | None, typer.Option("--storage", metavar="URL|FILE", help="Study storage: a journal file, or postgresql://... [default: tfanalyze-studies.journal beside the workspace]")] = None,
     study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Name of the study; the same name resumes it.")] = None,
     ray: Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Spread trials over a Ray cluster.")] = None,
     db: cp.Db = DB,
@@ -281,7 +281,9 @@ def tune(
 ) -> None:
     """Search a policy's parameters; report the gain on traffic that the search never saw."""
     from tfanalyze import studies
+    from tfanalyze.tune.storage import DEFAULT_STORAGE
 
+    storage = storage or str(db.parent / DEFAULT_STORAGE)
     with cp.progress(json, quiet) as report:
         result = studies.tune_run(
             trace, policy=policy, baseline=baseline, gateway_config=gateway_config, objective=objective, trials=trials, workers=workers, timeout_s=timeout,
