@@ -166,6 +166,7 @@ def slo_classes(draw: Draw) -> tuple[SloClass, ...]:
                 max_retries=draw(st.sampled_from([0, 1, 3])),
                 retry_backoff_s=0.2713,
                 retry_jitter=draw(st.sampled_from([0.0, 0.5])),
+                retry_after_max_s=draw(st.sampled_from([0.0, 1.5, 60.0])),
             )
         )
     return tuple(out)

@@ -27,6 +27,7 @@ class SloClass:
     max_retries: int = 0
     retry_backoff_s: float = 1.0  # first back-off; doubles each time
     retry_jitter: float = 0.5  # share of the back-off drawn at random, 0..1
+    retry_after_max_s: float = 120.0  # a shed client waits its Retry-After as told, gives up at a longer one; 0 = heeds none
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class Attempt:
     locked: list[int] = field(default_factory=list)
     slot: int = -1
     tokens: float = 0.0  # what its gateway counts for it
+    told_s: float = 0.0  # the Retry-After it was shed with
     prefill_tokens: float = 0.0
 
 

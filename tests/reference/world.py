@@ -391,12 +391,17 @@ class World:
         else:
             self.waste[WASTE[status]] += a.work + a.made - a.again
             again = reason != "NEVER_FITS" and a.number < c.max_retries
+            told = reason == "SHED" and a.told_s > 0 and c.retry_after_max_s > 0
+            if told and a.told_s > c.retry_after_max_s:
+                again = False
         self.waste["preempt"] += a.again
         self.out["hit_tokens"][row] = a.hit
         self.out["preemptions"][row] += a.preemptions
         if again:
             u = hash01(self.seed, row, a.number)
             wait_s = c.retry_backoff_s * 2.0**a.number * (1.0 + c.retry_jitter * (2.0 * u - 1.0))
+            if told:
+                wait_s = a.told_s
             self.at(now_s + wait_s, lambda t: self.begin(row, a.number + 1, t))
         else:
             self.out["status"][row], self.out["reason"][row] = STATUS[status], REASON[reason]
@@ -486,6 +491,8 @@ class World:
                 self.send(a, now_s)
             else:
                 g.gate[q].shed += 1
+                if hasattr(self.policies.admit, "retry_after_at"):
+                    a.told_s = float(g.memory[0][self.policies.admit.retry_after_at])
                 self.end(a, "REJECTED", "SHED", now_s)
         for q, queued in hidden.items():
             g.gate[q].queued += queued

@@ -19,6 +19,7 @@ from tfanalyze.errors import PolicyError, ReplayError
 from tfanalyze.models.profile import Profile, StepTime
 from tfanalyze.replay import Options, Simulator, replay
 from tfanalyze.replay.policies import load_policy
+from tfanalyze.replay.state import ADMIT_HEAD, ADMIT_NEXT, REJECTED, SHED
 from tfanalyze.trace import Trace, from_columns
 
 PROFILE = Profile("test", StepTime(c0_s=0.005, c_prefill_s=5e-5, c_attn_s=1e-9, c_seq_s=5e-5, c_kv_s=2.5e-8))
@@ -149,6 +150,43 @@ def test_a_crash_loses_what_is_there_and_a_retry_finds_another_instance() -> Non
     out = replay(trace, fleet, "least_requests", PROFILE, classes=classes)
     assert out.status.tolist() == [0, 0] and sorted(out.attempts.tolist()) == [1, 2]
     assert (out.instance == 1).all() and out.waste_tokens["lost"] > 0
+
+
+@dataclass(frozen=True)
+class BusyAtFirst:
+    """Refuses everything of the first four seconds and says when to come back."""
+
+    name: ClassVar[str] = "busy_at_first"
+    kind: ClassVar[str] = "admit"
+    trivial: ClassVar[bool] = False
+    queue_by: ClassVar[str] = "one"
+    retry_after_at: ClassVar[int] = 0
+
+    @staticmethod
+    def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
+        return 1
+
+    @staticmethod
+    def admit(op, gate, request, params, memory, rng):  # type: ignore[no-untyped-def]
+        if op == ADMIT_NEXT:
+            return 0 if gate[0].queued > 0.0 else -1
+        if op == ADMIT_HEAD and gate[0].now_s < 4.0:
+            memory[0] = 7.0
+            return SHED
+        return 0
+
+
+@pytest.mark.parametrize(("longest", "admitted_s"), [(120.0, 7.0), (7.0, 7.0), (6.0, None), (0.0, 4.5)])
+def test_a_shed_client_comes_back_when_it_was_told(longest: float, admitted_s: float | None) -> None:
+    policies = replace(load_policy("round_robin"), admit=BusyAtFirst())
+    who = SloClass("interactive", max_retries=9, retry_backoff_s=1.5, retry_jitter=0.0, retry_after_max_s=longest)
+    trace = from_columns(arrival_s=[0.0], input_tokens=[100], output_tokens=[10])
+    out = replay(trace, FLEET, policies, PROFILE, classes=(who,))
+    assert out.retry_after_s is not None and out.retry_after_s[0] == 7.0
+    if admitted_s is None:
+        assert out.status[0] == REJECTED and out.attempts[0] == 1  # REJECTED: told to wait longer than it will
+    else:
+        assert out.status[0] == 0 and out.admit_s[0] == pytest.approx(admitted_s)
 
 
 def test_series_integrate_to_the_work_that_was_there() -> None:

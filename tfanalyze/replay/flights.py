@@ -448,7 +448,7 @@ def end_flight(en, gw, x, status, reason, now_s):
     if sent:
         z.inflight -= 1
         z.inflight_tokens -= f.infl_tokens
-    again = False
+    again, told_s = False, 0.0
     if status == OK:
         inst = en.inst[f.inst]
         late_s = inst.response_s + 0.5 * inst.rtt_s
@@ -463,10 +463,14 @@ def end_flight(en, gw, x, status, reason, now_s):
         en.waste[status] += f.work + f.made - f.waste
         en.waste[N_WASTE + status] += f.gpu_s - f.waste_s
         again = reason != REASON_NEVER_FITS and f.attempt < c.retries
+        told_s = float(o.retry_after_s) if reason == REASON_SHED and c.heed_s > 0.0 else 0.0  # NaN: told nothing
+        again = again and not told_s > c.heed_s
     o.hit_tokens = f.hit
     o.preemptions += f.preempts
     if again:
         wait = c.backoff_s * 2.0**f.attempt * (1.0 + c.jitter * (2.0 * hash01(cf.seed, f.row, f.attempt) - 1.0))
+        if told_s > 0.0:
+            wait = told_s
         add_timer(en, gw, now_s + wait, T_ARRIVE, f.row, f.attempt + 1, 0)
     else:
         o.status = status

@@ -251,7 +251,7 @@ LRU = np.dtype([("lru_head", "i4"), ("lru_tail", "i4"), ("blocks", "i8")])
 CLASS = np.dtype(
     [
         ("ttft_s", "f8"), ("tpot_s", "f8"), ("e2e_s", "f8"), ("timeout_s", "f8"), ("backoff_s", "f8"),
-        ("jitter", "f8"), ("retries", "i4"), ("priority", "i4"),
+        ("jitter", "f8"), ("heed_s", "f8"), ("retries", "i4"), ("priority", "i4"),
     ],
     align=True,
 )  # fmt: skip

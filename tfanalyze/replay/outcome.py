@@ -40,7 +40,7 @@ class Outcome:
     decision: dict[str, Any] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     waste_gpu_s: dict[str, float] = field(default_factory=dict)  # the steps' seconds, shared by tokens, that served nobody
-    retry_after_s: F32 | None = None  # what a shed attempt was told to wait, NaN = nothing; its client's back-off does not heed it
+    retry_after_s: F32 | None = None  # what a shed attempt was told to wait, NaN = nothing
 
     @property
     def outcome_hash(self) -> str:

@@ -316,5 +316,6 @@ def _recorded(trace: Trace, fleet: Fleet) -> Any:
 def _class_records(classes: tuple[SloClass, ...]) -> Any:
     cls = records(len(classes), lo.CLASS)
     for i, c in enumerate(classes):
-        cls[i] = (c.ttft_s, c.tpot_s, c.e2e_s, c.timeout_s, c.retry_backoff_s, c.retry_jitter, c.max_retries, c.priority)
+        wait = (c.retry_backoff_s, c.retry_jitter, c.retry_after_max_s)
+        cls[i] = (c.ttft_s, c.tpot_s, c.e2e_s, c.timeout_s, *wait, c.max_retries, c.priority)
     return cls
