@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tfanalyze.export.llmd_lint import lint, lint_objectives
+from tfanalyze.export.llmd_lint import ignored, lint, lint_objectives
 
 GOOD: dict[str, Any] = {
     "apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "featureGates": ["flowControl"],
@@ -33,13 +33,54 @@ BAD = [
         changed(schedulingProfiles=[{"name": "default", "plugins": [{"pluginRef": "gone"}]}]),
         "names no plugin",
     ),
-    (changed(featureGates=[]), "ignored without the feature gate"),
     (changed(featureGates=["dataLayer"]), "dataLayer"),
-    (changed(flowControl={"priorityBands": [{"priority": 1, "maxRequests": 0}]}), "not zero"),
     (changed(flowControl={"priorityBands": [{"priority": 1}, {"priority": 1}]}), "given twice"),
     (changed(flowControl={"defaultRequestTTL": "soon"}), "soon"),
     (changed(kind="SchedulerConfig"), "EndpointPickerConfig"),
+    (
+        changed(plugins=[*GOOD["plugins"], {"type": "queue-scorerr", "name": "x"}]),
+        "did you mean queue-scorer",
+    ),
+    (
+        changed(
+            plugins=[*GOOD["plugins"], {"type": "single-profile-handler"}, {"type": "pd-profile-handler"}]
+        ),
+        "only one profile handler",
+    ),
+    (changed(schedulingProfiles=[*GOOD["schedulingProfiles"]] * 2), "profile name 'default' is used twice"),
+    (
+        changed(schedulingProfiles=[*GOOD["schedulingProfiles"], {"name": "b", "plugins": []}]),
+        "need a profile handler",
+    ),
+    (
+        changed(
+            plugins=[*GOOD["plugins"], {"type": "max-score-picker"}, {"type": "random-picker"}],
+            schedulingProfiles=[
+                {"name": "a", "plugins": [{"pluginRef": "max-score-picker"}, {"pluginRef": "random-picker"}]}
+            ],
+        ),
+        "only one picker",
+    ),
+    (changed(requestHandler={"parsers": [{"pluginRef": "queue-scorer"}]}), "is a queue-scorer, no parser"),
+    (changed(flowControl={"saturationDetector": {"pluginRef": "queue-scorer"}}), "no saturation detector"),
+    (
+        changed(flowControl={"priorityBands": [{"priority": 1, "fairnessPolicyRef": "gone"}]}),
+        "'gone' names no plugin",
+    ),
+    (changed(dataLayer={"sources": [{"pluginRef": "gone"}]}), "'gone' names no plugin"),
 ]
+IGNORED = [
+    (changed(featureGates=[]), "ignored without the feature gate"),
+    (changed(featureGates=["flowControl", "flowControl=false"]), "ignored without the feature gate"),
+    (changed(flowControl={"priorityBands": [{"priority": 1, "maxRequests": 0}]}), "not zero"),
+    (changed(plugins=[*GOOD["plugins"], {"type": "tokenizer"}]), "use token-producer"),
+]
+
+
+@pytest.mark.parametrize(("doc", "words"), IGNORED)
+def test_what_its_loader_takes_in_silence_is_said(doc: dict[str, Any], words: str) -> None:
+    assert lint(doc) == ([], []) and ignored(GOOD) == []
+    assert words in " ".join(ignored(doc))
 
 
 @pytest.mark.parametrize(("doc", "words"), BAD)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfanalyze.errors import ExportError
 from tfanalyze.export import llmd_read, yamltext
-from tfanalyze.export.llmd_lint import lint, lint_objectives
+from tfanalyze.export.llmd_lint import ignored, lint, lint_objectives
 from tfanalyze.export.llmd_read import DETECTOR, HOLDBACK, PICKERS, PRODUCER, SCORERS, declared_default
 from tfanalyze.export.parts import Context, Rendered, only, params_of
 from tfanalyze.replay.policies import PolicySet
@@ -64,6 +64,7 @@ def render(policy: PolicySet, ctx: Context) -> Rendered:
     text = yamltext.dump(node, indent)
     if ctx.current is None:
         text = "# llm-d-router v0.10: --config-file epp.yaml\n" + text
+    notes += ignored(yamltext.plain(node))
     alpha = lint(yamltext.plain(node))[1]
     if alpha:
         notes.append("needs --allow-experimental-plugins: " + ", ".join(alpha))

@@ -9,6 +9,8 @@ from typing import Any
 
 from tfanalyze.errors import ExportError
 from tfanalyze.export import yamltext
+from tfanalyze.export.llmd_lint import gate_on
+from tfanalyze.export.llmd_plugins import ROLES, roles
 from tfanalyze.export.parts import from_public, policy_class, policy_set
 from tfanalyze.replay.policies import PolicySet
 
@@ -29,12 +31,13 @@ SCORERS: dict[str, tuple[str, dict[str, str]]] = {
     ),
 }
 SCORER_TYPES = {kind for kind, _ in SCORERS.values()}
-PICKERS = ("max-score-picker", "weighted-random-picker", "random-picker")
+PICKERS = ROLES["picker"]
 PRODUCER, DETECTOR, HOLDBACK = (
     "approx-prefix-cache-producer",
     "utilization-detector",
     "priority-holdback-policy",
 )
+KEEPS_ALL = ("decode-filter",)  # of a fleet whose replicas prefill and decode, the only one that llmd replays
 UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
@@ -79,19 +82,27 @@ def the_profile(profiles: Any, where: str) -> Any:
 def parse(text: str, where: str, files: Mapping[str, str] | None = None) -> PolicySet:
     doc = yamltext.plain(yamltext.load(text, where))
     plugins = {str(p.get("name") or p.get("type")): p for p in doc.get("plugins") or []}
+    for plugin in plugins.values():  # these act wherever they are declared
+        kind = str(plugin.get("type"))
+        if "admitter" in roles(kind) or (
+            "profile handler" in roles(kind) and kind != "single-profile-handler"
+        ):
+            raise ExportError(
+                f"uses {kind}, which replay does not model", where, "the nearest it models: llmd+llmd_flow"
+            )
     profiles = doc.get("schedulingProfiles") or []
-    refs = (
-        the_profile(profiles, where).get("plugins") or []
-        if profiles
-        else [{"pluginRef": name} for name in plugins]
-    )
-    values = _weights(refs, plugins, where, strict=bool(profiles))
+    if profiles:
+        refs = the_profile(profiles, where).get("plugins") or []
+    else:  # the loader then makes one of all that can be in a profile
+        acting = ("scorer", "filter", "picker")
+        refs = [{"pluginRef": n} for n, p in plugins.items() if roles(str(p.get("type"))) & set(acting)]
+    values = _weights(refs, plugins, where)
     instance = from_public(policy_class("llmd"), values, f"{where}: schedulingProfiles")
     admit = _flow(doc, plugins, where) if gate_on(doc) else None
     return policy_set(instance=instance, admit=admit)
 
 
-def _weights(refs: list[Any], plugins: Mapping[str, Any], where: str, *, strict: bool) -> dict[str, Any]:
+def _weights(refs: list[Any], plugins: Mapping[str, Any], where: str) -> dict[str, Any]:
     cls = policy_class("llmd")
     values: dict[str, Any] = dict.fromkeys(SCORERS, 0.0)
     kinds = {kind: (weight, owned) for weight, (kind, owned) in SCORERS.items()}
@@ -99,6 +110,9 @@ def _weights(refs: list[Any], plugins: Mapping[str, Any], where: str, *, strict:
         if plugin.get("type") in kinds:
             given = plugin.get("parameters") or {}
             values |= {name: given[key] for name, key in kinds[plugin["type"]][1].items() if key in given}
+        elif plugin.get("type") in PICKERS:  # a profile without a picker takes one that is declared
+            values["picker"] = str(plugin["type"])
+    seen: set[str] = set()
     for ref in refs:
         plugin = plugins.get(ref.get("pluginRef"))
         if plugin is None:
@@ -106,11 +120,16 @@ def _weights(refs: list[Any], plugins: Mapping[str, Any], where: str, *, strict:
                 f"pluginRef {ref.get('pluginRef')!r} names no plugin", where, "declare it under plugins"
             )
         kind = str(plugin.get("type"))
+        if kind in kinds and kind in seen:
+            raise ExportError(
+                f"the profile uses {kind} twice", where, "replay models one of a type: merge them"
+            )
+        seen.add(kind)
         if kind in kinds:
             values[kinds[kind][0]] = float(ref.get("weight", 1.0))
         elif kind in PICKERS:
             values["picker"] = kind
-        elif strict and kind.endswith(("-scorer", "-filter")):
+        elif kind not in KEEPS_ALL and (roles(kind) & {"scorer", "filter"} or not roles(kind)):
             raise ExportError(
                 f"the profile uses {kind}, which replay does not model",
                 where,
@@ -120,11 +139,6 @@ def _weights(refs: list[Any], plugins: Mapping[str, Any], where: str, *, strict:
     return values
 
 
-def gate_on(doc: Mapping[str, Any]) -> bool:
-    gates = {str(g).split("=")[0]: not str(g).endswith("=false") for g in doc.get("featureGates") or []}
-    return gates.get("flowControl", False)
-
-
 def _flow(doc: Mapping[str, Any], plugins: Mapping[str, Any], where: str) -> Any:
     flow = doc.get("flowControl") or {}
     detector = plugins.get((flow.get("saturationDetector") or {}).get("pluginRef", DETECTOR), {})
@@ -132,9 +146,8 @@ def _flow(doc: Mapping[str, Any], plugins: Mapping[str, Any], where: str) -> Any
         raise ExportError(
             f"saturation detector {detector.get('type')} is not modelled", where, f"the nearest is {DETECTOR}"
         )
-    given = detector.get("parameters") or {}
-    if given.get("headroom"):
-        pass  # used by the detector only as a filter, not for flow control
+    given = detector.get("parameters") or {}  # its headroom is used only as a filter, not for flow control
+    _refuse_unmodelled(flow, plugins, where)
     names = {
         "queueDepthThreshold": "queue_depth_threshold",
         "kvCacheUtilThreshold": "kv_cache_util_threshold",
@@ -154,3 +167,31 @@ def _flow(doc: Mapping[str, Any], plugins: Mapping[str, Any], where: str) -> Any
             f"usage limit policy {limit.get('type')} is not modelled", where, f"the nearest is {HOLDBACK}"
         )
     return from_public(policy_class("llmd_flow"), values, f"{where}: flowControl")
+
+
+def _refuse_unmodelled(flow: Mapping[str, Any], plugins: Mapping[str, Any], where: str) -> None:
+    """Orders, shares and caps of flowControl that `llmd_flow` does not have."""
+    bands = flow.get("priorityBands") or []
+    named = [flow.get("defaultPriorityBand") or {}, flow.get("defaultNegativePriorityBand") or {}, *bands]
+    modelled = {
+        "fairnessPolicyRef": "global-strict-fairness-policy",
+        "orderingPolicyRef": "fcfs-ordering-policy",
+    }
+    for band in named:
+        for key, near in modelled.items():
+            ref = str(band.get(key, near))
+            kind = str((plugins.get(ref) or {}).get("type", ref))
+            if kind != near:
+                raise ExportError(f"{key} {kind} is not modelled", where, f"the nearest is {near}")
+    if flow.get("enableEviction"):
+        raise ExportError(
+            "enableEviction is not modelled", where, "the nearest is to shed in the queue: min_ceiling"
+        )
+    total = sum(quantity(band.get("maxRequests", 0), where) or 5000 for band in bands) or 5000
+    cap = quantity(flow.get("maxRequests", 0), where)
+    if cap and cap < total:
+        raise ExportError(
+            f"maxRequests {cap:g} over all bands is not modelled",
+            where,
+            f"the nearest is a cap for each band: their sum is {total:g}",
+        )
