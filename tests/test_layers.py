@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "tfanalyze"
 ORDER = [
     ["errors"],
     ["config", "settings"],
-    ["trace", "traceops", "sessionblocks", "load", "classify", "slo", "workspace", "ingest", "synth", "views", "sql"],
+    ["trace", "traceops", "sessionblocks", "load", "classify", "slo", "workspace", "parts", "ingest", "synth", "views", "sql"],
     ["models"],
     ["replay", "explain"],
     ["tune", "plan"],

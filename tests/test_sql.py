@@ -87,7 +87,7 @@ def test_views_are_in_the_file_for_any_client(db: Path) -> None:
         assert con.execute("SELECT round(tpot_s, 6) FROM observed LIMIT 1").fetchone() == (0.1,)
 
 
-@pytest.mark.parametrize("query", ["DELETE FROM requests", "INSERT INTO meta VALUES ('a', 'b')", "CREATE TABLE x(a INT)", "DROP TABLE requests"])
+@pytest.mark.parametrize("query", ["DELETE FROM sources", "INSERT INTO meta VALUES ('a', 'b')", "CREATE TABLE x(a INT)", "DROP TABLE requests"])
 def test_nothing_can_be_changed(db: Path, query: str) -> None:
     before = db.read_bytes()
     with pytest.raises(InputError, match="read-only"):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tfanalyze.errors import WorkspaceError
-from tfanalyze.workspace import REQUEST_COLUMNS, VERSION, Workspace, storage_errors
+from tfanalyze.parts import REQUEST_COLUMNS, insert_rows
+from tfanalyze.workspace import VERSION, Workspace, storage_errors
 
 
 def test_schema_and_reopen(tmp_path: Path) -> None:
@@ -84,6 +85,37 @@ def test_newer_version_is_refused_and_older_is_migrated(tmp_path: Path, monkeypa
     monkeypatch.setattr(module, "VERSION", VERSION)
     with pytest.raises(WorkspaceError, match=f"schema version {VERSION + 1}"):
         Workspace.open(path)
+
+
+def test_a_workspace_of_one_wide_table_is_migrated(tmp_path: Path) -> None:
+    """Version 1: `requests` was a table with all columns."""
+    path = tmp_path / "w.duckdb"
+    with Workspace.open(path) as workspace:
+        workspace.con.execute("DROP VIEW requests; DROP TABLE parts; UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+        workspace.con.execute(f"CREATE TABLE requests({', '.join(f'{name} {kind}' for name, kind in REQUEST_COLUMNS.items())})")
+        workspace.con.execute("INSERT INTO requests(row_uid, request_id, ttft_us, source_line) VALUES (7, 'a', 1500000, 3)")
+    with pytest.raises(WorkspaceError, match="open it once for writing"):
+        Workspace.open(path, read_only=True)
+    for _ in range(2):
+        with Workspace.open(path) as workspace:
+            assert workspace.con.execute("SELECT row_uid, request_id, ttft_s, source_line FROM requests JOIN observed USING (request_id, source_line)").fetchall() == [
+                (7, "a", 1.5, 3)
+            ]
+    with Workspace.open(path) as workspace:
+        insert_rows(workspace.con, {"request_id": np.array(["b"], object)})
+        assert workspace.con.execute("SELECT request_id FROM requests ORDER BY 1").fetchall() == [("a",), ("b",)]
+
+
+def test_tables_with_the_same_columns_are_shared() -> None:
+    with Workspace.open(":memory:") as workspace:
+        assert workspace.count("requests") == 0
+        for name in ("a", "b"):
+            insert_rows(workspace.con, {"request_id": np.array([name], object), "input_tokens": np.array([5])})
+        insert_rows(workspace.con, {"request_id": np.array(["c"], object)})
+        assert workspace.count("parts") == 2
+        assert workspace.con.execute("SELECT request_id, input_tokens, ttft_us FROM requests ORDER BY 1").fetchall() == [
+            ("a", 5, None), ("b", 5, None), ("c", None, None),
+        ]  # fmt: skip
 
 
 def test_a_half_made_migration_leaves_the_old_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The workspace: one DuckDB file that holds everything ingested and computed. Schema, migrations, transactions.
 
-Table `requests` has one row a request attempt as one vantage (client, gateway, router, engine) saw it. In it
+View `requests` (over the tables of parts.py) has one row a request attempt as one vantage (client, gateway, router, engine) saw it. In it
 `arrival_us` is an absolute time (UTC epoch, or microseconds from the trace's start where `time_base` is
 'relative' or 'monotonic'); every other `*_us` column is a duration (`deadline_us` and `ttft_us` count from the
 arrival, `delay_us` from the end of the session's previous turn). Unknown is NULL. `provenance` is a JSON object:
@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tfanalyze.errors import WorkspaceError
+from tfanalyze.parts import REQUEST_COLUMNS, create_requests
 from tfanalyze.views import create_views
 
 if TYPE_CHECKING:
@@ -27,57 +28,12 @@ if TYPE_CHECKING:
     from tfanalyze.config import SloClass
     from tfanalyze.trace import Trace
 
-REQUEST_COLUMNS: dict[str, str] = {
-    "row_uid": "UBIGINT",  # hash of file content and line: ingesting again adds nothing
-    "request_id": "VARCHAR",
-    "arrival_us": "BIGINT",
-    "model": "VARCHAR",
-    "model_version": "VARCHAR",
-    "site": "VARCHAR",
-    "instance": "VARCHAR",
-    "tenant": "VARCHAR",  # pseudonym unless tenants were kept
-    "slo_class": "VARCHAR",
-    "priority": "INTEGER",  # lower runs earlier
-    "session_id": "VARCHAR",
-    "turn": "INTEGER",  # 0 = first
-    "retry_of": "VARCHAR",  # request_id of the logical request that this row tries again
-    "input_tokens": "BIGINT",  # whole prompt, cached part included
-    "cached_tokens": "BIGINT",
-    "output_tokens": "BIGINT",
-    "max_tokens": "BIGINT",
-    "deadline_us": "BIGINT",
-    "queue_us": "BIGINT",
-    "ttft_us": "BIGINT",
-    "e2e_us": "BIGINT",
-    "status": "VARCHAR",  # ok | error | timeout | cancelled | rejected
-    "finish_reason": "VARCHAR",
-    "block_size": "INTEGER",  # tokens a block
-    "blocks": "UBIGINT[]",  # chained prefix hashes, first block first
-    "vantage": "VARCHAR",  # client | gateway | router | engine
-    "clock_domain": "VARCHAR",  # whose clock wrote arrival_us
-    "time_base": "VARCHAR",  # unix | monotonic | relative
-    "arrival_unc_us": "BIGINT",  # half-width of what arrival_us may be off by
-    "corr_id": "VARCHAR",  # x-request-id: joins vantages
-    "trace_id": "VARCHAR",
-    "attempt_no": "INTEGER",  # 0 = first
-    "delay_us": "BIGINT",  # think time after the session's previous turn ended
-    "phase": "VARCHAR",  # warmup | measured
-    "http_status": "INTEGER",
-    "token_basis": "VARCHAR",  # engine | usage | client_tokenizer | chunks | estimated
-    "engine_prompt_us": "BIGINT",  # the engine's own prefill time
-    "engine_predicted_us": "BIGINT",  # the engine's own decode time
-    "sample_weight": "DOUBLE",
-    "source_id": "BIGINT",
-    "source_line": "BIGINT",
-    "provenance": "VARCHAR",
-}
-
-_SCHEMA_1 = f"""
+SCHEMA = f"""
 CREATE TABLE meta(key VARCHAR PRIMARY KEY, value VARCHAR);
 CREATE TABLE sources(source_id BIGINT PRIMARY KEY, path VARCHAR, format VARCHAR, kind VARCHAR, sha256 VARCHAR,
   bytes BIGINT, rows BIGINT, taken BIGINT, rejected BIGINT, torn BIGINT, first_us BIGINT, last_us BIGINT,
   clock VARCHAR, units VARCHAR, repaired VARCHAR, notes VARCHAR);
-CREATE TABLE requests({", ".join(f"{name} {kind}" for name, kind in REQUEST_COLUMNS.items())});
+CREATE TABLE parts(seq BIGINT PRIMARY KEY, name VARCHAR, columns VARCHAR);
 CREATE TABLE rejects(source_id BIGINT, file VARCHAR, line BIGINT, reason VARCHAR, field VARCHAR);
 CREATE TABLE metrics(ts_us BIGINT, instance VARCHAR, name VARCHAR, labels MAP(VARCHAR, VARCHAR), value DOUBLE,
   raw_name VARCHAR, kind VARCHAR, source_id BIGINT);
@@ -86,9 +42,20 @@ CREATE TABLE simulated(run VARCHAR, request_id VARCHAR, arrival_us BIGINT, slo_c
   status VARCHAR, reason VARCHAR, start_s DOUBLE, first_token_s DOUBLE, finish_s DOUBLE, ttft_s DOUBLE,
   tpot_s DOUBLE, e2e_s DOUBLE, input_tokens BIGINT, output_tokens BIGINT, delivered_tokens BIGINT,
   hit_tokens BIGINT, preemptions INTEGER, attempts INTEGER, attained BOOLEAN);
+{create_requests({})};
+{create_views()}
 """
+_WIDE = json.dumps({name: name for name in REQUEST_COLUMNS})
+FROM_1 = f"""
+ALTER TABLE requests RENAME TO requests_1;
+CREATE TABLE parts(seq BIGINT PRIMARY KEY, name VARCHAR, columns VARCHAR);
+INSERT INTO parts VALUES (1, 'requests_1', '{_WIDE}');
+{create_requests({"requests_1": {name: name for name in REQUEST_COLUMNS}})};
+{create_views()}
+"""  # version 1 had one wide table
 
-MIGRATIONS: tuple[str, ...] = (_SCHEMA_1 + create_views(),)  # entry v brings version v to v + 1
+MIGRATIONS: tuple[str, ...] = (SCHEMA, FROM_1)  # entry v brings version v to v + 1, but a new file starts at FIRST
+FIRST = 2
 VERSION = len(MIGRATIONS)
 
 STATUS_NAMES = ("ok", "error", "timeout", "cancelled", "rejected", "lost")
@@ -103,6 +70,7 @@ class Workspace:
 
     def __init__(self, con: duckdb.DuckDBPyConnection, path: str, read_only: bool) -> None:
         self.con, self.path, self.read_only = con, path, read_only
+        self._inside = False
 
     @classmethod
     def open(cls, path: str | Path, read_only: bool = False, wait_s: float = 0.0) -> Workspace:
@@ -134,16 +102,22 @@ class Workspace:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing: what happens inside is committed at the end, or undone by any exception."""
+        """All or nothing: what happens inside is committed at the end, or undone by any exception. One inside one joins it."""
         import duckdb
 
+        if self._inside:
+            yield
+            return
         self.con.execute("BEGIN TRANSACTION")
+        self._inside = True
         try:
             yield
         except BaseException:
+            self._inside = False
             with suppress(duckdb.Error):  # a fatal error (disk full) has already ended the transaction
                 self.con.execute("ROLLBACK")
             raise
+        self._inside = False
         try:
             self.con.execute("COMMIT")
         except duckdb.Error:
@@ -275,7 +249,7 @@ def _migrate(con: duckdb.DuckDBPyConnection, text: str, read_only: bool) -> None
             f"has schema version {version}, this tfanalyze needs {VERSION}", text, "open it once for writing"
         )
     con.execute("BEGIN TRANSACTION")
-    for step in MIGRATIONS[version:]:
+    for step in MIGRATIONS[version:] if version else (MIGRATIONS[0], *MIGRATIONS[FIRST:]):
         con.execute(step)
     con.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", [str(VERSION)])
     con.execute("COMMIT")

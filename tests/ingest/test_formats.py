@@ -79,12 +79,9 @@ def test_packed_and_crlf_copies_read_the_same(sample: Sample, tmp_path: Path) ->
     }
     columns = "request_id, arrival_us, input_tokens, cached_tokens, output_tokens, ttft_us, e2e_us, status"
     seen = {}
-    with Workspace.open(":memory:") as db:
-        for name, copy in copies.items():
-            db.con.execute("DELETE FROM requests")
-            db.con.execute("DELETE FROM sources")
-            path = write(tmp_path / name, sample, copy)
-            ingest(path, sample, db)
+    for name, copy in copies.items():
+        with Workspace.open(":memory:") as db:
+            ingest(write(tmp_path / name, sample, copy), sample, db)
             seen[name] = rows(db, columns)
     assert all(found == seen["plain"] for found in seen.values()), seen
 
@@ -97,8 +94,8 @@ def test_torn_copies_never_raise_and_never_invent(sample: Sample, tmp_path: Path
     with Workspace.open(":memory:") as db:
         ingest(write(tmp_path, sample), sample, db)
         whole = {(row[0], row[1]) for row in rows(db, columns)}
-        for cut in range(1, min(200, len(data) - 1), 13):
-            db.con.execute("DELETE FROM requests")
+    for cut in range(1, min(200, len(data) - 1), 13):
+        with Workspace.open(":memory:") as db:
             path = write(tmp_path / f"cut-{cut}", sample, data[:-cut])
             try:
                 result = ingest_logs([path], db=db, format=sample.name, **sample.options)["files"][0]

@@ -94,7 +94,8 @@ def test_a_bad_file_undoes_nothing_of_the_others(tmp_path: Path) -> None:
 
 def test_full_disk_leaves_the_workspace_as_it_was(tmp_path: Path) -> None:
     """A file size limit stands in for a full disk."""
-    paths = write_logs(tmp_path, 2, 30_000)
+    (tmp_path / "large").mkdir()
+    paths = [*write_logs(tmp_path, 1, 3_000), *write_logs(tmp_path / "large", 2, 120_000)[1:]]
     db = tmp_path / "w.duckdb"
     ingest_logs(paths[:1], db=db)
     code = (
@@ -105,9 +106,9 @@ def test_full_disk_leaves_the_workspace_as_it_was(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(db), str(paths[1])], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2 and "disk space" in done.stdout, (done.stdout, done.stderr[-800:])
-    assert counts(db)[0] == 30_000
+    assert counts(db)[0] == 3_000
     ingest_logs(paths, db=db)
-    assert counts(db) == (60_000, 60_000, 60_000)
+    assert counts(db) == (123_000, 123_000, 123_000)
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,8 @@ def test_too_little_to_fit_is_said_in_one_line() -> None:
         fit(Workspace.open(":memory:"))
     with pytest.raises(ProfileError, match="needs 20"):
         fit(truth.made(n=10))
-    untimed = truth.made(n=30)
-    untimed.con.execute("UPDATE requests SET ttft_us = NULL")
     with pytest.raises(WorkspaceError, match="time to first token"):
-        fit(untimed)
+        fit(truth.made(n=30, timed=False))
 
 
 def test_limits_that_nobody_told_are_read_off_a_crowded_log() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tfanalyze.config import DEFAULT_CLASSES, EngineLimits, Fleet, Pool
 from tfanalyze.models.profile import Profile, StepTime
+from tfanalyze.parts import insert_rows
 from tfanalyze.replay import Outcome, replay
 from tfanalyze.trace import Trace, from_columns
 from tfanalyze.workspace import Workspace
@@ -40,7 +41,7 @@ def run(what: Trace, profile: Profile = PROFILE, count: int = 1) -> Outcome:
     return replay(what, fleet(count), "recorded", profile, classes=DEFAULT_CLASSES)
 
 
-def write(workspace: Workspace, what: Trace, outcome: Outcome, noise: float = 0.02, seed: int = 2, stamps: bool = False) -> None:
+def write(workspace: Workspace, what: Trace, outcome: Outcome, noise: float = 0.02, seed: int = 2, stamps: bool = False, timed: bool = True) -> None:
     """Put the simulated requests into a workspace as a gateway would have logged them."""
     rng = np.random.default_rng(seed)
     ok = outcome.status == 0
@@ -57,16 +58,16 @@ def write(workspace: Workspace, what: Trace, outcome: Outcome, noise: float = 0.
     }  # fmt: skip
     if stamps:
         columns["queue_us"] = np.rint((outcome.start_s - outcome.arrival_s)[ok] * 1e6).astype(np.int64)
-    workspace.con.register("made", columns)
-    workspace.con.execute(f"INSERT INTO requests({', '.join(columns)}) SELECT {', '.join(columns)} FROM made")
-    workspace.con.unregister("made")
+    if not timed:
+        del columns["ttft_us"]
+    insert_rows(workspace.con, columns)
 
 
-def made(n: int = 600, rate: float = 3.0, seed: int = 1, noise: float = 0.02, profile: Profile = PROFILE, instances: int = 1) -> Workspace:
+def made(n: int = 600, rate: float = 3.0, seed: int = 1, noise: float = 0.02, profile: Profile = PROFILE, instances: int = 1, timed: bool = True) -> Workspace:
     """A workspace in memory with one noisy log of the truth."""
     workspace = Workspace.open(":memory:")
     what = trace(n, rate, seed, instances)
-    write(workspace, what, run(what, profile, instances), noise, seed + 100)
+    write(workspace, what, run(what, profile, instances), noise, seed + 100, timed=timed)
     return workspace
 
 

@@ -13,7 +13,8 @@ from tfanalyze.ingest.formats.base import Col, Context, Format
 from tfanalyze.ingest.judge import DURATIONS, TOKENS, columns_of
 from tfanalyze.ingest.logs import context, options_from
 from tfanalyze.ingest.stage import stage
-from tfanalyze.workspace import REQUEST_COLUMNS, Workspace
+from tfanalyze.parts import REQUEST_COLUMNS
+from tfanalyze.workspace import Workspace
 
 
 def explain_file(path: str | Path, *, format: str = "auto", **options: Any) -> dict[str, Any]:

@@ -6,16 +6,27 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tfanalyze import parts
 from tfanalyze.errors import ConfigError, FormatError
-from tfanalyze.ingest.formats.base import ASSUMED, OBSERVED, Col, Context, Format
+from tfanalyze.ingest import retries
+from tfanalyze.ingest.formats.base import ASSUMED, OBSERVED, Col, Context, Format, Options
 from tfanalyze.ingest.times import iso_us, number_us
-from tfanalyze.workspace import REQUEST_COLUMNS, Workspace
+from tfanalyze.parts import REQUEST_COLUMNS
+from tfanalyze.workspace import Workspace
 
 if TYPE_CHECKING:
     import duckdb
 
 TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "max_tokens")
-DURATIONS = ("queue_us", "ttft_us", "e2e_us", "deadline_us", "delay_us", "engine_prompt_us", "engine_predicted_us")
+DURATIONS = (
+    "queue_us",
+    "ttft_us",
+    "e2e_us",
+    "deadline_us",
+    "delay_us",
+    "engine_prompt_us",
+    "engine_predicted_us",
+)
 PSEUDONYMS = {"tenant": "t", "session_id": "s"}
 MAX_TOKENS = 100_000_000
 MAX_DURATION_US = 30 * 86_400 * 1_000_000
@@ -57,7 +68,9 @@ def columns_of(form: Format, ctx: Context) -> dict[str, Col]:
         cols = form.mapping(ctx)
     else:
         cols = {
-            name: Col(f'"{name}"', form.derived.get(name, OBSERVED)) for name in REQUEST_COLUMNS if name in ctx.present
+            name: Col(f'"{name}"', form.derived.get(name, OBSERVED))
+            for name in REQUEST_COLUMNS
+            if name in ctx.present
         }
     if ctx.options.block_size and "blocks" in cols:
         cols["block_size"] = Col(str(ctx.options.block_size), ASSUMED)
@@ -84,49 +97,79 @@ def _place(ctx: Context, cols: dict[str, Col]) -> str:
     return "unix"
 
 
-def take(workspace: Workspace, form: Format, ctx: Context, line: str) -> Verdict:
-    """Insert the staged records that pass, list the others in `rejects`; one transaction."""
-    con = ctx.con
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The records of one file as canonical columns, not judged yet."""
+
+    form: Format
+    ctx: Context
+    cols: dict[str, Col]
+    base: str  # time base
+    rows: str  # SQL: every record with its line `ln`, its canonical columns, and the `reason` it is rejected for, if any
+    hidden: bool = False  # tenants, sessions and ids are pseudonyms already
+
+    @property
+    def vantage(self) -> str:
+        return self.ctx.options.vantage or self.form.vantage
+
+
+def read_staged(form: Format, ctx: Context, line: str) -> Reading:
     cols = columns_of(form, ctx)
     base = _place(ctx, cols)
-    judged = _judged(form, cols, line, base)
-    vantage = ctx.options.vantage or form.vantage
-    clean = _survey(con, base, cols, judged)
+    return Reading(form, ctx, cols, base, _judged(form, cols, line, base))
+
+
+def take(workspace: Workspace, reading: Reading, own: str | None = None) -> Verdict:
+    """Move the records that pass into `requests`, list the others in `rejects`; one transaction.
+
+    `own`: a table that holds the reading as it is; if nothing is wrong with any record it becomes a part of `requests`.
+    """
+    con, ctx, rows = workspace.con, reading.ctx, reading.rows
+    clean = _survey(con, reading)
     if clean is None:
-        _find_duplicates(con, vantage, base, cols, judged)
-        judged = _with_duplicates(con, judged)
-    reasons, taken, whole = ({}, clean[0], True) if clean is not None else _counts(con, judged)
+        _find_duplicates(con, reading)
+        rows = _with_duplicates(con, rows)
+    reasons, taken, whole = ({}, clean.rows, True) if clean is not None else _counts(con, rows)
     if not taken and not reasons:
-        raise FormatError("holds no requests", ctx.source.name, f"it was read as {form.name}; say with --format if it is not")
+        raise FormatError(
+            "holds no requests",
+            ctx.source.name,
+            f"it was read as {reading.form.name}; say with --format if it is not",
+        )
     if not taken and set(reasons) == {"no_arrival"}:
         raise FormatError(
-            "has no timestamps: no record says when it arrived", ctx.source.name, "give a log with arrival times"
+            "has no timestamps: no record says when it arrived",
+            ctx.source.name,
+            "give a log with arrival times",
         )
-    repaired = clean[1] if clean is not None else _repairs(con, cols, judged) if taken else {}
-    clock = _clock(ctx, base)
+    good = rows if whole else f"SELECT * FROM ({rows}) WHERE reason IS NULL"
+    repaired = clean.repaired if clean is not None else _repairs(con, reading.cols, good) if taken else {}
+    retried = retries.maybe(con, good, set(reading.cols)) if clean is None or clean.failed else False
+    clock = _clock(ctx, reading.base)
     with workspace.transaction():
-        source_id = _add_source(con, form, ctx, reasons, taken, repaired, clock)
+        source_id = _add_source(con, reading.form, ctx, reasons, taken, repaired, clock)
         if reasons:
             con.execute(
-                f"INSERT INTO rejects SELECT {source_id}, ?, ln, reason, field FROM ({judged}) "
+                f"INSERT INTO rejects SELECT {source_id}, ?, ln, reason, field FROM ({rows}) "
                 "WHERE reason IS NOT NULL AND reason <> 'blank'",
                 [ctx.source.name],
             )
-        if taken:
-            _insert(con, form, ctx, cols, judged if whole else f"SELECT * FROM ({judged}) WHERE reason IS NULL", source_id, base, vantage)
-            link_retries(con, source_id)
-            con.execute(
-                "UPDATE sources SET first_us = span.low, last_us = span.high FROM (SELECT min(arrival_us) AS low, "
-                f"max(arrival_us) AS high FROM requests WHERE source_id = {source_id}) span WHERE source_id = {source_id}"
-            )
-    filled = {name: col.prov for name, col in cols.items() if name != "provenance"}
+        if own and clean and not repaired and not retried:
+            _adopt(con, reading, own, source_id)
+            span = clean.low_us, clean.high_us
+        else:
+            span = _insert(con, reading, good, source_id, retried) if taken else (None, None)
+            if own:
+                con.execute(f"DROP TABLE {own}")
+        con.execute("UPDATE sources SET first_us = ?, last_us = ? WHERE source_id = ?", [*span, source_id])
+    filled = {name: col.prov for name, col in reading.cols.items() if name != "provenance"}
     return Verdict(taken, reasons, repaired, filled, clock)
 
 
 def _judged(form: Format, cols: dict[str, Col], line: str, base: str) -> str:
     """SQL: the staged rows as canonical columns, each with its line and the reason it is rejected for, if any."""
     picked = "".join(f', ({col.sql}) AS "{name}"' for name, col in cols.items() if name != "provenance")
-    prov = f', ({cols["provenance"].sql}) AS provenance' if "provenance" in cols else ""
+    prov = f", ({cols['provenance'].sql}) AS provenance" if "provenance" in cols else ""
     format_rejects = "".join(f"WHEN {sql} THEN '{reason}' " for reason, sql in form.rejects)
     extra = "reject" if form.kind == "python" else "NULL"
     field = "field" if form.kind == "python" else "NULL::VARCHAR"
@@ -140,7 +183,11 @@ def _judged(form: Format, cols: dict[str, Col], line: str, base: str) -> str:
 def _reason(cols: dict[str, Col], base: str) -> str:
     tests = ["WHEN bad IS NOT NULL THEN bad", "WHEN is_other THEN 'blank'", "WHEN own IS NOT NULL THEN own"]
     if "arrival_us" in cols:
-        closed = "(session_id IS NOT NULL AND delay_us IS NOT NULL)" if {"session_id", "delay_us"} <= set(cols) else "false"
+        closed = (
+            "(session_id IS NOT NULL AND delay_us IS NOT NULL)"
+            if {"session_id", "delay_us"} <= set(cols)
+            else "false"
+        )
         low, high = UNIX_RANGE if base == "unix" else RELATIVE_RANGE
         tests.append(f"WHEN arrival_us IS NULL AND NOT {closed} THEN 'no_arrival'")
         tests.append(f"WHEN arrival_us NOT BETWEEN {low} AND {high} THEN 'absurd_arrival'")
@@ -153,35 +200,86 @@ def _reason(cols: dict[str, Col], base: str) -> str:
     return "CASE " + " ".join(tests) + " END"
 
 
-def _survey(
-    con: duckdb.DuckDBPyConnection, base: str, cols: dict[str, Col], judged: str
-) -> tuple[int, dict[str, int]] | None:
-    """One pass over a file: rows and repairs if every row can be taken and none can be a duplicate, else None."""
-    if base == "unix" and "request_id" in cols and con.execute("SELECT 1 FROM requests WHERE request_id IS NOT NULL LIMIT 1").fetchall():
-        return None
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """What one pass saw of records that can all be taken; `failed`: how many did not end well."""
+
+    rows: int
+    low_us: int | None
+    high_us: int | None
+    failed: int
+    repaired: dict[str, int]
+
+
+def _survey(con: duckdb.DuckDBPyConnection, reading: Reading) -> Clean | None:
+    """One pass over a file: what is in it if every record can be taken and none can be a duplicate, else None."""
+    cols = reading.cols
     tests = _repair_tests(cols)
-    listed = [f"count_if({sql})" for sql in tests.values()]
-    names = _identity(cols)
-    listed += ["count(request_id)", f"count(DISTINCT hash({', '.join(names)})) FILTER (request_id IS NOT NULL)"] if names else ["0", "0"]
-    row = con.execute(f"SELECT count(*), count(reason), {', '.join(listed)} FROM ({judged})").fetchall()[0]
-    if not row[0] or row[1] or row[-1] != row[-2]:
+    span = ["min(arrival_us)", "max(arrival_us)"] if "arrival_us" in cols else ["NULL", "NULL"]
+    failed = f"count_if(status IN {retries.FAILED})" if "status" in cols else "0"
+    ids = _identity(cols)
+    listed = [
+        *span,
+        failed,
+        "count(request_id)" if ids else "0",
+        *(f"count_if({sql})" for sql in tests.values()),
+    ]
+    row = con.execute(
+        f"SELECT count(*), count(reason), {', '.join(listed)} FROM ({reading.rows})"
+    ).fetchall()[0]
+    if (
+        not row[0]
+        or row[1]
+        or (
+            row[5] and (_seen_before(con, reading, row[2], row[3]) or not _all_differ(con, reading.rows, ids))
+        )
+    ):
         return None
-    return int(row[0]), {name: count for name, count in zip(tests, row[2:-2], strict=True) if count}
+    return Clean(
+        int(row[0]),
+        row[2],
+        row[3],
+        int(row[4] or 0),
+        {name: n for name, n in zip(tests, row[6:], strict=True) if n},
+    )
+
+
+def _seen_before(con: duckdb.DuckDBPyConnection, reading: Reading, low_us: int, high_us: int) -> bool:
+    """Whether requests with ids from the same time were taken before."""
+    if reading.base != "unix":
+        return False
+    return bool(
+        con.execute(
+            "SELECT 1 FROM requests WHERE request_id IS NOT NULL AND arrival_us BETWEEN ? AND ? LIMIT 1",
+            [low_us, high_us],
+        ).fetchall()
+    )
+
+
+def _all_differ(con: duckdb.DuckDBPyConnection, rows: str, ids: list[str]) -> bool:
+    """Whether no request is there twice, by sorted hashes: a tenth of the memory of a DISTINCT."""
+    hashes = con.execute(
+        f"SELECT hash({', '.join(ids)}) AS h FROM ({rows}) WHERE request_id IS NOT NULL"
+    ).fetchnumpy()["h"]
+    hashes.sort()
+    return not bool((hashes[1:] == hashes[:-1]).any())
 
 
 def _identity(cols: dict[str, Col]) -> list[str]:
     """The columns that make a row the same request again; none without ids."""
     if not {"request_id", "arrival_us"} <= set(cols):
         return []
-    return [n for n in ("request_id", "arrival_us", "output_tokens", "e2e_us", "instance", "attempt_no") if n in cols]
+    return [
+        n
+        for n in ("request_id", "arrival_us", "output_tokens", "e2e_us", "instance", "attempt_no")
+        if n in cols
+    ]
 
 
-def _find_duplicates(
-    con: duckdb.DuckDBPyConnection, vantage: str, base: str, cols: dict[str, Col], judged: str
-) -> None:
+def _find_duplicates(con: duckdb.DuckDBPyConnection, reading: Reading) -> None:
     """Table `duplicates`: lines whose request was taken before, in this file or an earlier one."""
     con.execute("CREATE OR REPLACE TEMP TABLE duplicates(ln BIGINT)")
-    names = _identity(cols)
+    names, judged = _identity(reading.cols), reading.rows
     if not names:
         return
     listed = ", ".join(names)
@@ -194,10 +292,13 @@ def _find_duplicates(
             f"FROM ({judged}) WHERE reason IS NULL AND request_id IS NOT NULL) WHERE k > 1"
         )
     same = " AND ".join(f"j.{name} IS NOT DISTINCT FROM r.{name}" for name in names if name not in PSEUDONYMS)
-    if base == "unix" and con.execute("SELECT 1 FROM requests WHERE request_id IS NOT NULL LIMIT 1").fetchone():
+    if (
+        reading.base == "unix"
+        and con.execute("SELECT 1 FROM requests WHERE request_id IS NOT NULL LIMIT 1").fetchone()
+    ):
         con.execute(
             f"INSERT INTO duplicates SELECT DISTINCT j.ln FROM ({judged}) j JOIN requests r ON {same} "
-            f"WHERE j.reason IS NULL AND j.request_id IS NOT NULL AND r.vantage = '{vantage}' AND r.time_base = 'unix' "
+            f"WHERE j.reason IS NULL AND j.request_id IS NOT NULL AND r.vantage = '{reading.vantage}' AND r.time_base = 'unix' "
             "AND j.ln NOT IN (SELECT ln FROM duplicates)"
         )
 
@@ -237,12 +338,12 @@ def _repair_tests(cols: dict[str, Col]) -> dict[str, str]:
     return tests
 
 
-def _repairs(con: duckdb.DuckDBPyConnection, cols: dict[str, Col], judged: str) -> dict[str, int]:
+def _repairs(con: duckdb.DuckDBPyConnection, cols: dict[str, Col], good: str) -> dict[str, int]:
     tests = _repair_tests(cols)
     if not tests:
         return {}
     listed = ", ".join(f"count_if({sql})" for sql in tests.values())
-    row = con.execute(f"SELECT {listed} FROM ({judged}) WHERE reason IS NULL").fetchone()
+    row = con.execute(f"SELECT {listed} FROM ({good})").fetchone()
     assert row is not None
     return {name: count for name, count in zip(tests, row, strict=True) if count}
 
@@ -259,38 +360,66 @@ def _repaired(name: str, cols: dict[str, Col]) -> str:
     return f'"{name}"'
 
 
-def _insert(
-    con: duckdb.DuckDBPyConnection,
-    form: Format,
-    ctx: Context,
-    cols: dict[str, Col],
-    judged: str,
-    source_id: int,
-    base: str,
-    vantage: str,
-) -> None:
-    values = {name: _repaired(name, cols) for name in cols if name in REQUEST_COLUMNS}
-    if not ctx.options.keep_tenants:
+def hidden_values(cols: dict[str, Col], options: Options) -> dict[str, str]:
+    """SQL of what is stored of each canonical column: tenants, sessions and ids that a user may have chosen as pseudonyms."""
+    values = {name: f'"{name}"' for name in cols if name in REQUEST_COLUMNS}
+    if not options.keep_tenants:
         for name, prefix in PSEUDONYMS.items():
             if name in values:
                 values[name] = f"pseudonym('{prefix}', {name}::VARCHAR)"
     for name in ("request_id", "corr_id", "trace_id", "retry_of"):
         if name in values:
             values[name] = _safe_id(name)
-    prov = {name: col.prov for name, col in cols.items() if name != "provenance"}
-    constants = {
-        "vantage": vantage, "clock_domain": vantage, "time_base": base, "token_basis": form.token_basis,
+    return values
+
+
+def _constants(reading: Reading) -> dict[str, str]:
+    """Canonical columns that are the same for all rows of a file, as SQL."""
+    prov = {name: col.prov for name, col in reading.cols.items() if name != "provenance"}
+    found = {
+        "vantage": reading.vantage, "clock_domain": reading.vantage, "time_base": reading.base, "token_basis": reading.form.token_basis,
         "provenance": json.dumps(prov, sort_keys=True, separators=(",", ":")),
     }  # fmt: skip
-    for name, value in constants.items():
-        if value is not None:
-            text = "'" + value.replace("'", "''") + "'"
-            values[name] = f"coalesce(\"{name}\", {text})" if name in values else text
-    uid = int(ctx.source.sha256[:15], 16)
-    values |= {"row_uid": f"({uid} + ln)::UBIGINT", "source_id": str(source_id), "source_line": "ln"}
-    names = ", ".join(values)
+    return {name: parts.text(value) for name, value in found.items() if value is not None}
+
+
+def _adopt(con: duckdb.DuckDBPyConnection, reading: Reading, table: str, source_id: int) -> None:
+    """Make a table with one row a record, in the file's order, a part of `requests`."""
+    line = f"rowid + {1 + (reading.form.kind == 'csv')}"
+    columns = {name: col.sql for name, col in reading.cols.items()} | _constants(reading)
+    columns |= {"source_id": str(source_id), "source_line": line, "row_uid": parts.uid(str(source_id), line)}
+    parts.add(con, table, columns)
+
+
+def _insert(
+    con: duckdb.DuckDBPyConnection, reading: Reading, good: str, source_id: int, retried: bool
+) -> tuple[int | None, int | None]:
+    """Put records into a part that files with the same columns share; gives back their first and last arrival."""
+    cols, constants = reading.cols, _constants(reading)
+    values = {name: _repaired(name, cols) for name in cols if name in REQUEST_COLUMNS}
+    if not reading.hidden:
+        values |= {
+            name: sql for name, sql in hidden_values(cols, reading.ctx.options).items() if sql != f'"{name}"'
+        }
+    for name in constants.keys() & values.keys():
+        values[name] = f'coalesce("{name}", {constants.pop(name)})'
+    if retried:
+        values = (
+            dict.fromkeys(("retry_of", "attempt_no"), "NULL")
+            | {"provenance": constants.pop("provenance", "NULL")}
+            | values
+        )
+    values |= {"source_id": str(source_id), "source_line": "ln"}
+    table = parts.shared(con, list(values), constants)
     picked = ", ".join(f"try_cast({sql} AS {REQUEST_COLUMNS[name]})" for name, sql in values.items())
-    con.execute(f"INSERT INTO requests({names}) SELECT {picked} FROM ({judged})")
+    con.execute(f"INSERT INTO {table}({', '.join(values)}) SELECT {picked} FROM ({good})")
+    if retried:
+        retries.link(con, table, source_id, set(values))
+    if "arrival_us" not in values:
+        return None, None
+    return con.execute(
+        f"SELECT min(arrival_us), max(arrival_us) FROM {table} WHERE source_id = {source_id}"
+    ).fetchall()[0]
 
 
 def _safe_id(name: str) -> str:
@@ -299,29 +428,6 @@ def _safe_id(name: str) -> str:
         f"CASE WHEN length({name}) > 128 OR contains({name}, '@') OR contains({name}, ' ') "
         f"OR starts_with({name}, 'sk-') THEN pseudonym('r', {name}) ELSE {name} END"
     )
-
-
-def link_retries(con: duckdb.DuckDBPyConnection, source_id: int) -> None:
-    """Mark attempts that share an id with an earlier failed one: retry_of and attempt_no, where the log is silent."""
-    failed = con.execute(
-        f"SELECT 1 FROM requests WHERE source_id = {source_id} AND status IN ('error', 'timeout', 'rejected', 'cancelled') LIMIT 1"
-    ).fetchall()
-    for key in ("corr_id", "request_id") if failed else ():
-        row = con.execute(
-            f"SELECT count({key}) - count(DISTINCT {key}) FROM requests WHERE source_id = {source_id}"
-        ).fetchone()
-        if row is None or not row[0]:
-            continue
-        con.execute(
-            f"UPDATE requests SET retry_of = coalesce(retry_of, first_id), attempt_no = coalesce(attempt_no, k), "
-            "provenance = json_merge_patch(provenance, '{\"retry_of\":\"derived\",\"attempt_no\":\"derived\"}') "
-            f"FROM (SELECT row_uid AS uid, first_value(coalesce(request_id, {key})) OVER w AS first_id, "
-            "row_number() OVER w - 1 AS k, lag(status) OVER w AS before "
-            f"FROM requests WHERE source_id = {source_id} AND {key} IS NOT NULL "
-            f"WINDOW w AS (PARTITION BY {key} ORDER BY arrival_us, source_line)) a "
-            f"WHERE requests.source_id = {source_id} AND requests.row_uid = a.uid AND a.k > 0 "
-            "AND a.before IN ('error', 'timeout', 'rejected', 'cancelled')"
-        )
 
 
 def _clock(ctx: Context, base: str) -> str:

@@ -176,7 +176,7 @@ def _ingest_file(
     line = stage(form, ctx)
     if progress:
         progress(0.6, f"checking {source.name}")
-    result = _result(form, ctx, judge.take(workspace, form, ctx, line))
+    result = _result(form, ctx, judge.take(workspace, judge.read_staged(form, ctx, line)))
     workspace.con.execute("DROP TABLE IF EXISTS staged")
     workspace.con.execute("DROP TABLE IF EXISTS duplicates")
     if progress:

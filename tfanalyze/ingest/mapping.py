@@ -21,7 +21,7 @@ from typing import Any
 from tfanalyze.errors import ConfigError, FormatError
 from tfanalyze.ingest.files import Source, memory_file
 from tfanalyze.ingest.formats.base import Col, Context, Format, Options, head_of, status_sql, to_us
-from tfanalyze.workspace import REQUEST_COLUMNS
+from tfanalyze.parts import REQUEST_COLUMNS
 
 DURATIONS = ("queue", "ttft", "e2e", "deadline", "delay", "engine_prompt", "engine_predicted")
 OWN = {"row_uid", "source_id", "source_line", "provenance", "clock_domain", "time_base"}

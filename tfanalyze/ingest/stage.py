@@ -12,7 +12,8 @@ from tfanalyze.errors import FormatError, InputError
 from tfanalyze.ingest import files
 from tfanalyze.ingest.files import BLANK, Source
 from tfanalyze.ingest.formats.base import Context, Format, Row
-from tfanalyze.workspace import REQUEST_COLUMNS, insert_columns
+from tfanalyze.parts import REQUEST_COLUMNS
+from tfanalyze.workspace import insert_columns
 
 if TYPE_CHECKING:
     import duckdb
