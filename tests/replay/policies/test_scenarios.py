@@ -237,10 +237,14 @@ def test_slomax_holds_on_several_gateways_with_old_reports() -> None:
     pool = Pool("p", count=4, engine=EngineLimits(kv_tokens=200_000))
     found = []
     for gateway in (Gateway(), Gateway(replicas=4, report_interval_s=0.5)):
-        outcome = replay(trace, Fleet((pool,), gateway=gateway), "tokenpilot+slomax", PROFILE, classes=CLASSES)
+        outcome = replay(
+            trace, Fleet((pool,), gateway=gateway), "tokenpilot+slomax", PROFILE, classes=CLASSES
+        )
         found.append(summarise(trace, outcome, CLASSES)["token_attainment"])
     usual = replay(trace, Fleet((pool,)), "least_requests", PROFILE, classes=CLASSES)
-    assert found[0] > found[1] > summarise(trace, usual, CLASSES)["token_attainment"] + 0.1  # 60 % above capacity
+    before = summarise(trace, usual, CLASSES)["token_attainment"]  # 60 % above capacity
+    assert found[0] > before + 0.2
+    assert found[0] > found[1] > before + 0.05
 
 
 def test_adaptive_concurrency_does_not_strangle_the_fleet() -> None:

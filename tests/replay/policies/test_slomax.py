@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfanalyze.replay.policies.slomax import LOW, QUOTA, SloMax, at
+from tfanalyze.replay.policies.slomax import FINISHED, LOW, QUOTA, RATIO, SloMax, at
 from tfanalyze.replay.state import ADMIT_HEAD, ADMIT_NEXT, ADMIT_TICK, HOLD, PASS, SHED
 from tfanalyze.testing import Decider, make_gate, make_request
 
@@ -96,11 +96,11 @@ def test_token_quota_binds_too() -> None:
 
 
 def test_hopeless_requests_are_shed_at_once_and_others_are_not() -> None:
-    decider, gate = gatekeeper(), make_gate(3, min_wait_s=0.1, now_s=100.0)
+    decider, gate = gatekeeper(), make_gate(3, min_wait_s=0.1, now_s=100.0, inflight=1)
     assert head(decider, gate, CHAT, now_s=100.0, arrival_s=97.9, queued_s=2.1) == SHED
     assert head(decider, gate, CHAT, now_s=100.0, arrival_s=99.9, queued_s=0.1) == PASS
     assert head(decider, gate, LONG, now_s=100.0, arrival_s=97.9, queued_s=2.1) == PASS
-    slow = make_gate(3, tpot_ewma_s=0.5, now_s=100.0)  # 1,000 tokens at 0.5 s take 500 s
+    slow = make_gate(3, tpot_ewma_s=0.5, now_s=100.0, inflight=1)  # 1,000 tokens at 0.5 s take 500 s
     assert (
         head(
             decider, slow, BATCH, now_s=100.0, arrival_s=100.0, expected_output_tokens=1000, deadline_s=400.0
@@ -111,6 +111,59 @@ def test_hopeless_requests_are_shed_at_once_and_others_are_not() -> None:
         head(decider, slow, BATCH, now_s=100.0, arrival_s=100.0, expected_output_tokens=100, deadline_s=400.0)
         == PASS
     )
+
+
+def trusting(decider: Decider) -> Decider:
+    """Predictions were borne out: what was seen is what was predicted."""
+    for q in range(3):
+        decider.memory[at(q, RATIO)] = 1.0
+    return decider
+
+
+def test_a_prediction_counts_once_it_was_put_to_the_test() -> None:
+    """40,000 tokens take 2 s of a limit of 2 s: hopeless as the profile has it, unless such prompts come back sooner."""
+    gate = make_gate(3, min_wait_s=0.1, now_s=1.0, inflight=[1, 0, 0])
+    prompt: dict[str, Any] = {"now_s": 1.0, "arrival_s": 1.0, "input_tokens": 40_000}
+    assert head(gatekeeper(), gate, CHAT, **prompt) == PASS
+    decider = gatekeeper()
+    seen = make_gate(3, finished=[20, 0, 0], ttft_ewma_s=[2.1, 0, 0], now_s=1.0)
+    for t in range(200):  # released at a prediction of 2.1 s, and 2.1 s it took
+        head(decider, make_gate(3, min_wait_s=0.1, now_s=t), CHAT, **{**prompt, "now_s": t, "arrival_s": t})
+        decider.admit(ADMIT_TICK, seen, make_request())
+    assert decider.memory[at(0, RATIO)] == pytest.approx(1.0, abs=0.05)
+    assert head(decider, gate, CHAT, **prompt) == SHED
+    for _ in range(200):  # now they take a tenth of it: the prefix is cached
+        seen["ttft_ewma_s"] = [0.21, 0, 0]
+        decider.admit(ADMIT_TICK, seen, make_request())
+    assert head(decider, gate, CHAT, **prompt) == PASS
+
+
+def test_a_class_with_nothing_in_flight_may_try_one() -> None:
+    decider = trusting(gatekeeper())
+    prompt: dict[str, Any] = {"now_s": 1.0, "arrival_s": 1.0, "input_tokens": 40_000}
+    assert head(decider, make_gate(3, now_s=1.0), CHAT, **prompt) == PASS
+    assert head(decider, make_gate(3, now_s=1.0, inflight=[1, 0, 0]), CHAT, **prompt) == SHED
+
+
+def test_nothing_is_lent_over_the_head_of_a_tighter_class_that_waits() -> None:
+    """Interactive misses its target; long context may borrow only while none of interactive waits at the gateway."""
+    decider = gatekeeper(batch_limit=10)
+    for _ in range(3):
+        failing = make_gate(3, inflight=[1, 1, 1], finished=[50, 0, 0], queued=[1, 0, 0])
+        failing["finished"] += decider.memory[at(0, FINISHED)]
+        decider.admit(ADMIT_TICK, failing, make_request())
+    assert decider.memory[at(0, LOW)] > 0
+    assert head(decider, make_gate(3, inflight=[0, 12, 0], queued=[0, 1, 0]), LONG) == PASS
+    assert head(decider, make_gate(3, inflight=[0, 12, 0], queued=[1, 1, 0]), LONG) == HOLD
+
+
+def test_window_does_not_shrink_below_what_an_idle_engine_needs() -> None:
+    """Token gaps of 90 ms in a batch of one, limit 100 ms: no batch has smaller ones, so a small one only costs others."""
+    decider = gatekeeper()
+    start = decider.memory[0]
+    for _ in range(50):
+        decider.admit(ADMIT_TICK, make_gate(3, inflight=1, tpot_ewma_s=0.09), make_request())
+    assert decider.memory[0] == start
 
 
 def test_retry_after_is_when_the_backlog_leaves_room() -> None:
@@ -218,6 +271,7 @@ def test_one_bad_period_moves_nothing() -> None:
 def test_window_shrinks_when_token_gaps_near_their_slo_and_grows_back() -> None:
     decider = gatekeeper()
     start = decider.memory[0]
+    decider.admit(ADMIT_TICK, make_gate(3, inflight=10, tpot_ewma_s=0.02), make_request())
     slow = make_gate(3, inflight=10, tpot_ewma_s=[0.12, 0.1, 0.1])
     for _ in range(10):
         decider.admit(ADMIT_TICK, slow, make_request())
@@ -236,9 +290,79 @@ def test_what_is_shed_is_told_when_to_come_back() -> None:
     from tfanalyze.replay import replay
     from tfanalyze.trace import from_columns
 
-    trace = from_columns(arrival_s=np.arange(200) * 0.01, input_tokens=np.full(200, 6000), output_tokens=np.full(200, 50))
+    trace = from_columns(
+        arrival_s=np.arange(200) * 0.01, input_tokens=np.full(200, 6000), output_tokens=np.full(200, 50)
+    )
     profile = Profile("slow", StepTime(c0_s=0.01, c_prefill_s=1e-4, c_seq_s=1e-4))
     out = replay(trace, Fleet((Pool("p"),)), "least_requests+slomax", profile, classes=DEFAULT_CLASSES)
     shed = out.reason == 1
     assert out.retry_after_s is not None and shed.any() and not shed.all()
     assert (out.retry_after_s[shed] >= 1.0).all() and np.isnan(out.retry_after_s[out.status == 0]).all()
+
+
+def goodput(trace: Any, fleet: Any, profile: Any, policy: str, classes: Any) -> float:
+    from tfanalyze.replay import replay
+    from tfanalyze.slo import summarise
+
+    return float(
+        summarise(trace, replay(trace, fleet, policy, profile, classes=classes), classes)["goodput_tok_s"]
+    )
+
+
+def test_prompts_that_are_cached_are_not_shed_for_their_length() -> None:
+    """Turns of a chat on one slow engine: as the profile has it each prompt takes 2.7 s of a limit of 2 s, cached it takes 0.3 s."""
+    from tfanalyze.config import DEFAULT_CLASSES, EngineLimits, Fleet, Pool
+    from tfanalyze.models.profile import Profile, StepTime
+    from tfanalyze.trace import from_columns
+
+    turns = 300
+    blocks = [[*range(16), 16 + i, 316 + i] for i in range(turns)]  # 16 of 18 blocks shared
+    trace = from_columns(
+        arrival_s=np.arange(turns) * 4.0,
+        input_tokens=np.full(turns, 300),
+        output_tokens=np.full(turns, 20),
+        blocks=blocks,
+        block_size=16,
+    )
+    profile = Profile("slow", StepTime(c0_s=0.004, c_prefill_s=0.009, c_seq_s=0.017))
+    fleet = Fleet((Pool("p", engine=EngineLimits(kv_tokens=100_000)),))
+    without = goodput(trace, fleet, profile, "lmetric", DEFAULT_CLASSES)
+    assert without > 4.0
+    assert goodput(trace, fleet, profile, "lmetric+slomax", DEFAULT_CLASSES) > 0.95 * without
+
+
+@pytest.mark.parametrize("instances", [1, 2, 8])
+@pytest.mark.parametrize("slower", [1.0, 3.0])
+def test_untuned_it_is_never_much_worse_than_no_admission(instances: int, slower: float) -> None:
+    """Fleets of several sizes and speeds, from idle to more than they can serve, and SLOs that some of them barely reach."""
+    from dataclasses import replace
+
+    from tfanalyze.config import DEFAULT_CLASSES, EngineLimits, Fleet, Pool
+    from tfanalyze.models import load_profile
+    from tfanalyze.synth import synth
+    from tfanalyze.trace import scale_load
+
+    usual = load_profile("h100-llama3.1-70b-tp4")
+    times = {
+        name: slower * value
+        for name in usual.step.__slots__
+        if isinstance(value := getattr(usual.step, name), float) and name.startswith("c")
+    }
+    profile = replace(usual, step=replace(usual.step, **times))
+    for kv_tokens in (60_000, 600_000):
+        fleet = Fleet(
+            (
+                Pool(
+                    "p",
+                    count=instances,
+                    engine=EngineLimits(kv_tokens=kv_tokens, max_num_batched_tokens=8192),
+                ),
+            )
+        )
+        for load in (0.15, 0.8, 1.2):
+            trace = scale_load(synth(None, seconds=900.0, rate=9.0, seed=5), load * instances / 8, 1)
+            without = goodput(trace, fleet, profile, "tokenpilot", DEFAULT_CLASSES)
+            mine = goodput(trace, fleet, profile, "tokenpilot+slomax", DEFAULT_CLASSES)
+            assert mine > 0.88 * without, (
+                f"{kv_tokens} tokens of KV, load {load}: {mine:.1f} against {without:.1f} tok/s"
+            )

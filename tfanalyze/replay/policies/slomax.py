@@ -20,7 +20,16 @@ WINDOW, NOW, SENT, RETRY, HEAD = (
     3,
     4,
 )  # requests an instance may hold; time and prompt tokens of the latest releases; last Retry-After
-KIND, QUOTA, RATE, LOW, SPARE, FINISHED, ATTAINED, SHEDDED, TTFT, TPOT, ROW = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+KIND, QUOTA, RATE, LOW, SPARE, FINISHED, ATTAINED, SHEDDED, TTFT, TPOT = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
+# smoothed over releases: predicted time to the first token, time already waited; and what came of such predictions
+ASKED, LATE, RATIO = 10, 11, 12
+GAP, ROW = (
+    13,
+    14,
+)  # the least mean token gap that was seen of the queue: what an engine that is nearly idle needs
+# steps of the smoothing, the gate's own and a slow one; bound of RATIO; finished requests before it is learnt
+LEARN, LEARN_RATIO, MOST, KNOWN = 0.1, 0.02, 1.5, 5.0
+STRETCH = 1.5  # of the least gap: below it a smaller batch gains nothing
 INTERACTIVE, LONG_CONTEXT, OFFLINE = 1.0, 2.0, 3.0  # 0 = nothing seen of this queue yet
 
 
@@ -94,9 +103,28 @@ def own_prefill_s(z, request):
 
 
 @helper
-def cannot_meet(z, request, wait, shed_slack):
+def note_release(memory, q, asked_s, late_s):
+    """Smooth what was predicted for the requests that were released, as the gate smooths what became of them."""
+    step = LEARN if memory[at(q, ASKED)] > 0.0 else 1.0
+    memory[at(q, ASKED)] += step * (asked_s - memory[at(q, ASKED)])
+    memory[at(q, LATE)] += step * (late_s - memory[at(q, LATE)])
+
+
+@helper
+def learn_ratio(z, memory, q):
+    """Seen over predicted time to the first token after release: below 1 where prefixes are cached, above where decodes slow it.
+
+    It starts at 0, so that nothing is shed on a prediction that was never put to the test.
+    """
+    if z.finished >= KNOWN and memory[at(q, ASKED)] > 0.0:
+        seen = max(0.0, z.ttft_ewma_s - memory[at(q, LATE)]) / memory[at(q, ASKED)]
+        memory[at(q, RATIO)] += LEARN_RATIO * (min(MOST, seen) - memory[at(q, RATIO)])
+
+
+@helper
+def cannot_meet(z, request, first_s, shed_slack):
     """Even if released now: the first token, the deadline or the end comes later than `shed_slack` times its limit."""
-    first = request.now_s - request.arrival_s + wait + own_prefill_s(z, request)
+    first = request.now_s - request.arrival_s + first_s
     if first > shed_slack * request.ttft_slo_s:
         return True
     end = min(request.e2e_slo_s, request.deadline_s - request.arrival_s)
@@ -117,15 +145,23 @@ def own_window(gate, window):
 
 @helper
 def may_borrow(gate, memory, q, requests, tokens):
-    """Quota left unused by the others is lent, less what those with a tighter SLO keep in reserve for their bursts."""
+    """Quota left unused by the others is lent, less what those with a tighter SLO keep in reserve for their bursts.
+
+    Nothing is lent to a looser class while a tighter one misses its target and has requests waiting here: where none
+    wait, what it misses is not for want of quota.
+    """
     used = fleet_requests(gate)
     used_tokens = fleet_tokens(gate)
     free = requests - used
     free_tokens = tokens - used_tokens
     for k in range(gate.size):
         if k != q and memory[at(k, KIND)] > 0.0:
-            if memory[at(k, KIND)] < memory[at(q, KIND)] and memory[at(k, LOW)] > 0.0:
-                return False  # nothing is lent to a looser class while a tighter one misses its target
+            if (
+                memory[at(k, KIND)] < memory[at(q, KIND)]
+                and memory[at(k, LOW)] > 0.0
+                and gate[k].queued > 0.0
+            ):
+                return False
             if memory[at(k, KIND)] < memory[at(q, KIND)] or gate[k].queued > 0.0:
                 reserve = 0.5 if gate[k].queued <= 0.0 else 1.0
                 share = share_of(gate, memory, k)
@@ -136,14 +172,22 @@ def may_borrow(gate, memory, q, requests, tokens):
 
 @helper
 def move_window(gate, memory, batch_limit, tpot_headroom):
-    """Additive increase, multiplicative decrease of the batch by the worst ratio of token gap to its limit."""
+    """Additive increase, multiplicative decrease of the batch by the worst ratio of token gap to its limit.
+
+    The limit is a share of the SLO, but never so near to the least gap seen that no batch keeps it: then a smaller
+    batch only takes from the others (as a minimum round trip bounds a window, e.g. in Envoy's adaptive concurrency).
+    """
     worst = 0.0
     for q in range(gate.size):
-        if memory[at(q, KIND)] > 0.0 and memory[at(q, TPOT)] < np.inf and gate[q].inflight > 0.0:
-            worst = max(worst, gate[q].tpot_ewma_s / memory[at(q, TPOT)])
-    if worst > tpot_headroom:
-        memory[WINDOW] = max(1.0, memory[WINDOW] * max(0.8, tpot_headroom / worst))
-    elif worst < 0.9 * tpot_headroom:
+        gap = gate[q].tpot_ewma_s
+        if memory[at(q, KIND)] == 0.0 or gap <= 0.0:
+            continue
+        memory[at(q, GAP)] = min(memory[at(q, GAP)], gap) if memory[at(q, GAP)] > 0.0 else gap
+        if memory[at(q, TPOT)] < np.inf and gate[q].inflight > 0.0:
+            worst = max(worst, gap / max(tpot_headroom * memory[at(q, TPOT)], STRETCH * memory[at(q, GAP)]))
+    if worst > 1.0:
+        memory[WINDOW] = max(1.0, memory[WINDOW] * max(0.8, 1.0 / worst))
+    elif worst < 0.9:
         memory[WINDOW] = min(batch_limit, memory[WINDOW] + 0.02 * batch_limit)
 
 
@@ -194,13 +238,16 @@ def move_quotas(gate, memory, target, patience, gain, floor, ceiling, interactiv
 class SloMax:
     """Hold requests at the gateway so that the next one to enter an engine is the one whose SLO needs it most.
 
-    Each class has a queue and a quota of the fleet's window in requests and in tokens.  The window is `batch_limit`
-    requests an instance, smaller while token gaps come near their SLO.  A class inside its quota enters when the
-    best engine's prefill backlog leaves its first token time (offline work: when there is nearly no backlog); quota that
-    others leave is lent, but half of what a tighter class does not use stays free for its next burst.  Inside offline the
-    earliest deadline goes first.  What cannot meet its SLO any more is shed at once, with a Retry-After
-    (in memory at `retry_after_at`; the outcome's column `retry_after_s`): once the backlog leaves its first token time.  A class that has waited longer gets a larger share (aging), so none starves.  Each period the
-    feedback moves quota to classes below the attainment target from those above it, in bounds, damped by `gain`.
+    Each class has a queue and a quota of the fleet's window, in requests and in tokens.  The window is `batch_limit` requests an
+    instance, smaller while token gaps come near their SLO (or near the least gap seen, if no batch can keep the SLO).  A class inside its quota enters when the best engine's prefill backlog leaves its first token time
+    (offline work: when there is nearly no backlog); quota that others leave is lent, but half of what a tighter class
+    does not use stays free for its next burst.  Inside offline the earliest deadline goes first.  A class that has waited
+    longer gets a larger share (aging), so none starves.
+    What cannot meet its SLO any more is shed at once, with a Retry-After (in memory at `retry_after_at`; the outcome's
+    column `retry_after_s`): once the backlog leaves its first token time.  What can be met is judged by backlog and prompt
+    as the profile times them, corrected by what became of such predictions, since a cached prefix makes them too long;
+    a class with nothing in flight may always try one, so that a wrong prediction is found out.
+    Each period the feedback moves quota to classes below the attainment target from those above it, in bounds, damped by `gain`.
     Classes are told apart by their SLOs: no first-token limit = offline, a tight one = interactive, else long context.
     Source: TokenFleet's published rule (quotas by class with feedback on SLO-attaining throughput); the law is ours.
     """
@@ -211,7 +258,10 @@ class SloMax:
     queue_by: ClassVar[str] = "class"
     edf: ClassVar[tuple[str, ...]] = ("offline",)
     retry_after_at: ClassVar[int] = RETRY  # where in memory a shed request's Retry-After is
-    quota_at: ClassVar[tuple[int, int]] = (HEAD + QUOTA, ROW)  # where in memory the quotas are, for the report
+    quota_at: ClassVar[tuple[int, int]] = (
+        HEAD + QUOTA,
+        ROW,
+    )  # where in memory the quotas are, for the report
 
     interactive_share: float = param(
         0.5, "share", 0.05, 0.9, "quota of interactive classes at the start", simplex="quota"
@@ -287,6 +337,8 @@ class SloMax:
                         best, least = q, rank
             return best
         if op == ADMIT_TICK:
+            for q in range(gate.size):
+                learn_ratio(gate[q], memory, q)
             if memory[WINDOW] > 0.0:
                 move_window(gate, memory, batch_limit, tpot_headroom)
                 move_quotas(
@@ -318,13 +370,13 @@ class SloMax:
             tight_s,
         )
         wait = start_wait_s(z, memory)
-        if cannot_meet(z, request, wait, shed_slack):
-            bound = offline_wait_s if request.ttft_slo_s == np.inf else wait_share * request.ttft_slo_s
+        asked = wait + own_prefill_s(z, request)
+        bound = offline_wait_s if memory[at(q, KIND)] == OFFLINE else wait_share * request.ttft_slo_s
+        alone = z.inflight <= 0.0 and wait <= bound
+        if not alone and cannot_meet(z, request, memory[at(q, RATIO)] * asked, shed_slack):
             memory[RETRY] = max(1.0, np.ceil(z.min_wait_s - bound))
             return SHED
         older = 1.0 + request.queued_s / aging_s
-        kind = memory[at(q, KIND)]
-        bound = offline_wait_s if kind == OFFLINE else wait_share * request.ttft_slo_s
         if wait > bound * older and fleet_requests(gate) > 0.0:
             return HOLD
         requests = own_window(gate, memory[WINDOW] * max(1.0, z.instances))
@@ -339,4 +391,5 @@ class SloMax:
         if memory[NOW] != z.now_s:
             memory[NOW], memory[SENT] = z.now_s, 0.0
         memory[SENT] += request.input_tokens
+        note_release(memory, q, asked, request.now_s - request.arrival_s)
         return PASS
