@@ -21,7 +21,7 @@ LOADS = (0.8, 1.0, 1.2)
 HOLDOUT_SEEDS = (11, 12, 13)
 MEMBERS = 4
 DEFAULT_ERROR = 0.15  # of step times, where nothing is known: about what peers reach on a GPU they never saw
-UNTUNED = ("round_robin", "least_requests", "power_of_two", "prefix_affinity", "session_affinity", "lmetric")
+UNTUNED = ("round_robin", "least_requests", "power_of_two", "prefix_affinity", "bounded_affinity", "session_affinity", "lmetric")
 
 
 def holdout(policy: PolicySet, seeds: Sequence[int] = HOLDOUT_SEEDS, **where: Any) -> list[Job]:

@@ -65,6 +65,33 @@ def test_prefix_affinity_ignores_load_but_for_ties() -> None:
     assert policy.choose(make_view(3, hit_tokens=[64, 64, 32], inflight=[5, 2, 0]), make_request()) == 1
 
 
+def test_bounded_affinity_follows_the_prefix_within_the_bound() -> None:
+    policy = decider(
+        "bounded_affinity"
+    )  # 21 in flight with this one over 3: at most ceil(1.25 * 7) = 9 in flight
+    assert policy.choose(make_view(3, hit_tokens=[0, 64, 32], inflight=[6, 8, 6]), make_request()) == 1
+    assert policy.choose(make_view(3, hit_tokens=[0, 64, 32], inflight=[5, 9, 6]), make_request()) == 2
+    assert (
+        policy.choose(
+            make_view(3, hit_tokens=[0, 64, 0], inflight=[3, 14, 3], ready=[0, 1, 0]), make_request()
+        )
+        == 1
+    )
+
+
+def test_bounded_affinity_does_not_herd_where_all_prompts_begin_alike() -> None:
+    """Twenty requests that none finishes: no instance has more than a quarter above the mean, rounded up."""
+    policy, inflight = decider("bounded_affinity"), np.zeros(4)
+    herd, sent = decider("prefix_affinity"), np.zeros(4)
+    for _ in range(20):
+        inflight[
+            policy.choose(make_view(4, hit_tokens=[512, 0, 0, 0], inflight=inflight), make_request())
+        ] += 1
+        sent[herd.choose(make_view(4, hit_tokens=[512, 0, 0, 0], inflight=sent), make_request())] += 1
+    assert sent.tolist() == [20, 0, 0, 0]
+    assert inflight.max() <= np.ceil(1.25 * 20 / 4)
+
+
 def test_recorded_follows_the_log_and_falls_back() -> None:
     policy, view = decider("recorded"), make_view(3, inflight=[0, 7, 3])
     assert policy.choose(view, make_request(recorded_instance=1)) == 1
@@ -80,7 +107,8 @@ def test_sticky_least_leaves_when_the_gap_is_too_wide() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["least_requests", "least_kv", "lmetric", "prefix_affinity", "recorded", "random"]
+    "name",
+    ["least_requests", "least_kv", "lmetric", "prefix_affinity", "bounded_affinity", "recorded", "random"],
 )
 def test_ties_are_seeded(name: str) -> None:
     view = make_view(6)

@@ -59,6 +59,7 @@ POLICIES: dict[str, str] = {
     "sticky_least": "tfanalyze.replay.policies.baselines:StickyLeast",
     "least_kv": "tfanalyze.replay.policies.baselines:LeastKv",
     "prefix_affinity": "tfanalyze.replay.policies.baselines:PrefixAffinity",
+    "bounded_affinity": "tfanalyze.replay.policies.baselines:BoundedAffinity",
     "recorded": "tfanalyze.replay.policies.baselines:Recorded",
     "lmetric": "tfanalyze.replay.policies.lmetric:Lmetric",
     # baselines: site, admission

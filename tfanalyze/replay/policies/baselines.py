@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from tfanalyze.replay.jit import hash_u64, rand01
 from tfanalyze.replay.policies import param
 from tfanalyze.replay.policies.helpers import argmin
@@ -158,7 +160,11 @@ class LeastKv:
 
 @dataclass(frozen=True)
 class PrefixAffinity:
-    """Longest prefix believed cached, whatever the load; fewest requests in flight among equals."""
+    """Longest prefix believed cached, whatever the load; fewest requests in flight among equals.
+
+    The extreme: where all prompts begin alike, whoever has that beginning gets everything.  Source: vLLM production-stack's
+    prefix-aware router has no load term either.
+    """
 
     name: ClassVar[str] = "prefix_affinity"
     kind: ClassVar[str] = "instance"
@@ -172,6 +178,43 @@ class PrefixAffinity:
     def choose(view, request, params, memory, rng, scores):
         for n in range(view.size):
             scores[n] = view[n].inflight / (1.0 + view[n].inflight) - view[n].hit_tokens
+        return argmin(scores, view, rng)
+
+
+@dataclass(frozen=True)
+class BoundedAffinity:
+    """Longest prefix believed cached among instances whose requests in flight are within a factor of the mean.
+
+    Source: consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018), as gateways use it for prompt prefixes:
+    KubeAI's PrefixHash (mean load factor 125 %).  They hash the prefix; here it is looked up, ties go to the fewest in flight.
+    """
+
+    name: ClassVar[str] = "bounded_affinity"
+    kind: ClassVar[str] = "instance"
+    trivial: ClassVar[bool] = False
+
+    load_factor: float = param(
+        1.25, "share", 1.0, 10.0, "requests in flight there with this one, over the mean, at most"
+    )
+
+    @staticmethod
+    def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
+        return 0
+
+    @staticmethod
+    def choose(view, request, params, memory, rng, scores):
+        load_factor = params[0]
+        ready, total = 0.0, 1.0
+        for n in range(view.size):
+            if view[n].ready == 1:
+                ready += 1.0
+                total += view[n].inflight
+        most = np.ceil(load_factor * total / max(ready, 1.0))
+        for n in range(view.size):
+            load = view[n].inflight
+            scores[n] = load / (1.0 + load) - view[n].hit_tokens
+            if load + 1.0 > most:
+                scores[n] += 1e9
         return argmin(scores, view, rng)
 
 
