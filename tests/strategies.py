@@ -17,7 +17,7 @@ Draw = st.DrawFn
 CLASS_NAMES = ("interactive", "long_context", "offline")
 INSTANCE_POLICIES = (
     "round_robin", "random", "least_requests", "power_of_two", "session_affinity", "least_kv", "prefix_affinity",
-    "sticky_least", "tokenpilot",
+    "sticky_least", "tokenpilot", "dynamo",
 )  # fmt: skip
 SITE_POLICIES = ("any_site", "fleetmind")
 ADMIT_POLICIES = ("admit_all", "fcfs_queue", "concurrency_limit", "token_rate", "vtc_fair", "slomax")

@@ -53,6 +53,8 @@ class ApproxIndex:
     def note(self, row: int, prompt: int, now_s: float) -> None:
         full = prompt // self.engine.block
         path = [s for s in self.engine.paths.of[row] if self.engine.paths.end[s] <= full]
+        if self.engine.limits.cache == "none":
+            return
         for s in reversed(path):
             self.noted.pop(s, None)
             self.noted[s] = now_s
@@ -76,6 +78,7 @@ class GatewayReplica:
         self.count = [0] * len(world.classes)
         self.swing: dict[tuple[int, int], list[float]] = {}  # (site, class) -> [ttft, variance, attained]
         self.index = [ApproxIndex(e, config.index_tokens) for e in world.engines]
+        self.sent: list[list[Attempt]] = [[] for _ in world.engines]  # whose prompt blocks are active there
         seed = (world.seed * 1_000_003 + number) & MASK
         self.rng = np.array([seed], np.uint64)
         self.params = [policy_params(p) for p in world.policies.parts()]
@@ -142,6 +145,25 @@ class GatewayReplica:
                 if take < engine.paths.end[s] - engine.paths.start[s]:
                     break
             self.view[n].hit_tokens = hit * engine.block
+
+    def prompt_blocks(self, n: int, a_row: int, prompt: int) -> set[Any]:
+        """KV blocks of a prompt: what its path names, and for the rest (a part of a block too) blocks of its own."""
+        engine = self.world.engines[n]
+        paths, full = engine.paths, prompt // engine.block
+        whole = [s for s in paths.of[a_row] if paths.end[s] <= full] if engine.limits.cache == "blocks" else []
+        named = {(s, j) for s in whole for j in range(paths.end[s] - paths.start[s])}
+        return named | {("own", a_row, j) for j in range(len(named), -(-prompt // engine.block))}
+
+    def count_blocks(self, row: int, prompt: int) -> None:
+        """Distinct blocks in flight at each instance, and how many of them this request has too."""
+        if not getattr(self.world.policies.instance, "counts_blocks", False):
+            return
+        for n in range(len(self.world.engines)):
+            active: set[Any] = set()
+            for a in self.sent[n]:
+                active |= {(*block, id(a)) if block[0] == "own" else block for block in self.prompt_blocks(n, a.row, a.input)}
+            self.view[n].active_blocks = len(active)
+            self.view[n].active_hit_blocks = len(active & self.prompt_blocks(n, row, prompt))
 
     # --- what policies are told ---
 

@@ -61,6 +61,7 @@ def test_memory_is_empty_but_for_the_cache_at_the_end(case: Case) -> None:
         assert not any(engine.memory.locks.values())
         assert not engine.running and not engine.waiting
     for g in world.gateways:
+        assert not any(g.sent)
         for record in (*g.view, *g.gate):
             assert record.inflight == 0 and abs(record.inflight_tokens) < 1e-6
         assert all(abs(v.inflight_prefill_tokens) < 1e-6 for v in g.view)

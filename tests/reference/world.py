@@ -293,6 +293,7 @@ class World:
         g.gate[a.queue].inflight_tokens += a.tokens
         g.refresh(now_s)
         g.believe_hits(row, a.input, now_s)
+        g.count_blocks(row, a.input)
         g.describe(a, now_s)
         n = self.choose(g, a)
         g.refresh(now_s)
@@ -307,6 +308,7 @@ class World:
         v.inflight_tokens += a.tokens
         v.inflight_prefill_tokens += a.prefill_tokens
         v.assigned += 1
+        g.sent[n].append(a)
         if self.gateway.index == "approx":
             g.index[n].note(row, a.input, now_s)
             if len(self.gateways) > 1 and self.gateway.sync_delay_s < inf:
@@ -372,6 +374,7 @@ class World:
         c = self.classes[self.trace.slo_class[row]]
         over_s = now_s
         if a.instance >= 0:
+            g.sent[a.instance] = [other for other in g.sent[a.instance] if other is not a]
             v = g.view[a.instance]
             v.inflight_prefill_tokens -= a.prefill_tokens
             v.inflight -= 1
@@ -429,6 +432,7 @@ class World:
             return
         to = min(ready, key=lambda n: (g.view[n].inflight_tokens, n))
         a.place, a.to_instance = "handoff", to
+        g.sent[a.instance].remove(a)
         for n, sign in ((a.instance, -1), (to, 1)):
             g.view[n].inflight += sign
             g.view[n].inflight_tokens += sign * a.tokens

@@ -152,6 +152,7 @@ class Arrays:
         en.slot["row"] = lo.NONE
         _reset_out(en.out)
         self._reset_conf(admit, site, seed, n_queue)
+        en.cf[0]["counts_blocks"] = bool(getattr(choose, "counts_blocks", False))
         en.cf[0]["retry_at"] = getattr(admit, "retry_after_at", lo.NONE)
         en.cf[0]["quota_at"], en.cf[0]["quota_step"] = getattr(admit, "quota_at", (0, 0))
         for name in ("pub", "ring", "swing", "ixlru"):

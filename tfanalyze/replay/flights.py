@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tfanalyze.replay.active import count_blocks, shared_blocks, uncount_blocks
 from tfanalyze.replay.engine import (
     ceil_div,
     computed_now,
@@ -91,6 +92,7 @@ def new_flight(en):
     f.waste_s = 0.0
     f.infl_tokens = 0.0
     f.infl_prefill = 0.0
+    f.active = 0
     f.inst = NONE
     f.to_inst = NONE
     f.made = 0
@@ -286,6 +288,8 @@ def send(en, gw, x, now_s):
     z.inflight_tokens += f.infl_tokens
     refresh(en, gw, g, now_s)
     believed_hits(en, gw, g, row, now_s)
+    if cf.counts_blocks == 1:
+        shared_blocks(en, gw, g, row)
     describe(en, gw, g, x, now_s)
     usable = 1
     if cf.pinned == 1:
@@ -323,6 +327,8 @@ def send(en, gw, x, now_s):
     v.inflight_tokens += f.infl_tokens
     v.inflight_prefill_tokens += f.infl_prefill
     v.assigned += 1
+    if cf.counts_blocks == 1:
+        count_blocks(en, gw, x)
     if cf.index == APPROX:
         note_sent(en, gw, g, n, row, now_s)
         if cf.n_gw > 1 and cf.sync_s < np.inf:
@@ -441,6 +447,7 @@ def end_flight(en, gw, x, status, reason, now_s):
     sent = f.state != GATE_WAIT and f.infl_tokens > 0.0
     if f.inst >= 0:
         give_back_prefill(en, gw, x)
+        uncount_blocks(en, gw, x)
         v = gw.views[g, f.inst]
         v.inflight -= 1
         v.inflight_tokens -= f.infl_tokens

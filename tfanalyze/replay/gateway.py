@@ -174,8 +174,10 @@ def refresh(en, gw, g, now_s):
 
 @inner
 def note_sent(en, gw, g, n, row, now_s):
-    """approx index: the instance will soon hold this prompt."""
+    """approx index: the instance will soon hold this prompt, if it has a prefix cache."""
     cf = en.cf[0]
+    if en.inst[n].cache == 0:
+        return
     e = en.inst[n].e
     who = g * cf.n_inst + n
     lru = gw.ixlru[g, n]
@@ -245,7 +247,7 @@ def believed_hits(en, gw, g, row, now_s):
                 x = entry.snext
             if cf.infinite == 1 and en.infheld[seg] > 0:
                 for n in range(cf.n_inst):
-                    if en.inst[n].e == e and view[n].hit_tokens == float(s.start) * en.inst[n].block:
+                    if en.inst[n].e == e and en.inst[n].cache != 0 and view[n].hit_tokens == float(s.start) * en.inst[n].block:
                         take = min(np.int64(en.infheld[seg]), min(np.int64(s.end), np.int64((prompt - 1) // en.inst[n].block)) - s.start)
                         if take > 0:
                             view[n].hit_tokens += take * en.inst[n].block

@@ -126,6 +126,7 @@ FLIGHT = np.dtype(
         ("leave", "i4"),  # status to end with at the next step end, -1 = none
         ("to_inst", "i4"),  # decode instance of a hand-off
         ("slot", "i4"),
+        ("active", "i4"),  # its prompt blocks are counted at its instance
     ],
     align=True,
 )
@@ -263,7 +264,7 @@ CONF = np.dtype(
         ("n_queue", "i4"), ("quota_at", "i4"), ("retry_at", "i4"), ("quota_step", "i4"), ("queue_by", "i4"), ("trivial_admit", "i4"), ("trivial_site", "i4"), ("pinned", "i4"),
         ("interval_s", "f8"), ("delay_s", "f8"), ("ring", "i4"), ("pad", "i4"), ("index", "i4"), ("lag_s", "f8"),
         ("index_blocks", "i8"), ("ttl_s", "f8"), ("sync_s", "f8"), ("tick_s", "f8"), ("open_loop", "i4"),
-        ("infinite", "i4"), ("known_lengths", "i4"), ("debug", "i4"), ("split", "i4"), ("link_tok_s", "f8"),
+        ("infinite", "i4"), ("known_lengths", "i4"), ("counts_blocks", "i4"), ("debug", "i4"), ("split", "i4"), ("link_tok_s", "f8"),
         ("link_latency_s", "f8"), ("trace_row", "i8"), ("force_row", "i8"), ("force_inst", "i4"), ("bin_s", "f8"),
         ("n_bin", "i4"), ("block_max", "i4"), ("seqs_max", "i4"), ("n_rows_e", "i8"), ("host", "i4"),
         # state of the run

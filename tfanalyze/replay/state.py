@@ -24,6 +24,8 @@ VIEW = np.dtype(
         ("inflight", "f8"),  # own: requests this gateway sent there that are not finished
         ("inflight_tokens", "f8"),  # own: their input + expected output tokens
         ("inflight_prefill_tokens", "f8"),  # own: uncached (by its own index) prompt tokens sent, first token not yet seen
+        ("active_blocks", "f8"),  # own: distinct prompt KV blocks of the requests in flight; 0 unless the policy has counts_blocks
+        ("active_hit_blocks", "f8"),  # own: prompt blocks of THIS request among those
         ("hit_tokens", "f8"),  # own index: prefix of THIS request believed cached there
         ("assigned", "f8"),  # own: requests ever sent there
         ("ttft_ewma_s", "f8"),  # own: smoothed TTFT of finished requests (0 = none yet)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tfanalyze.replay.active import uncount_blocks
 from tfanalyze.replay.cache import cache_range, release_path
 from tfanalyze.replay.engine import (
     SGLANG,
@@ -76,6 +77,7 @@ def start_handoff(en, gw, x, now_s):
         return
     f.state = HANDOFF
     f.to_inst = best
+    uncount_blocks(en, gw, x)
     v = gw.views[f.gw, n]
     v.inflight -= 1
     v.inflight_tokens -= f.infl_tokens

@@ -24,8 +24,8 @@ class Dynamo:
     """cost = scale * max(0, active prefill + request - credit * overlap blocks) + decode blocks + a * active requests.
 
     All in KV blocks of the engine.  decay = 1 / (1 + d * excess active prefill blocks / request blocks) multiplies the
-    credit, excess over the least-loaded worker.  Decode blocks are the distinct active blocks after adding the request:
-    here prompts in flight, and shared prompt blocks count once where the worker has something in flight.
+    credit, excess over the least-loaded worker.  Decode blocks are the distinct blocks of the prompts in flight there after
+    adding the request: what requests in flight share counts once (upstream's router_track_active_blocks; no output blocks).
     Temperature: softmax of -cost / ((max - min) * temperature).  Two-tier and lmetric are its other selectors.
     Source: Dynamo 1.6.1 dynamo-default-cost-fn, dynamo-two-tier-cost-fn, router_selection_policy=lmetric.
     """
@@ -33,6 +33,7 @@ class Dynamo:
     name: ClassVar[str] = "dynamo"
     kind: ClassVar[str] = "instance"
     trivial: ClassVar[bool] = False
+    counts_blocks: ClassVar[bool] = True
 
     overlap_score_credit: float = param(
         1.0, "block/block", 0.0, 4.0, "prefill blocks saved for each block cached there"
@@ -103,10 +104,7 @@ class Dynamo:
             excess = (view[n].inflight_prefill_tokens - low_prefill) / block
             decay = 1.0 / (1.0 + overlap_score_credit_decay * max(0.0, excess) / need)
             prefill = view[n].inflight_prefill_tokens / block + need - overlap_score_credit * decay * hit
-            prompts = (
-                max(0.0, view[n].inflight_tokens - view[n].inflight * request.expected_output_tokens) / block
-            )
-            decode = prompts + need - (hit if view[n].inflight > 0.0 else 0.0)
+            decode = view[n].active_blocks + need - view[n].active_hit_blocks
             scores[n] = (
                 prefill_load_scale * max(0.0, prefill)
                 + decode
