@@ -98,7 +98,8 @@ def known(con: duckdb.DuckDBPyConnection) -> dict[str, dict[str, str]]:
 
 
 def unused_name(con: duckdb.DuckDBPyConnection) -> str:
-    row = con.execute("SELECT coalesce(max(seq), 0) + 1 FROM parts").fetchone()
+    used = "SELECT try_cast(substr(table_name, 10) AS BIGINT) AS n FROM duckdb_tables() WHERE starts_with(table_name, 'requests_')"
+    row = con.execute(f"SELECT coalesce(max(n), 0) + 1 FROM ({used})").fetchone()
     assert row is not None
     return f"requests_{row[0]}"
 

@@ -116,7 +116,7 @@ class Reading:
 def read_staged(form: Format, ctx: Context, line: str) -> Reading:
     cols = columns_of(form, ctx)
     base = _place(ctx, cols)
-    return Reading(form, ctx, cols, base, _judged(form, cols, line, base))
+    return Reading(form, ctx, cols, base, judged(form, cols, line, base))
 
 
 def take(workspace: Workspace, reading: Reading, own: str | None = None) -> Verdict:
@@ -154,9 +154,9 @@ def take(workspace: Workspace, reading: Reading, own: str | None = None) -> Verd
                 "WHERE reason IS NOT NULL AND reason <> 'blank'",
                 [ctx.source.name],
             )
-        if own and clean and not repaired and not retried:
+        if own and not reasons and not repaired and not retried:
             _adopt(con, reading, own, source_id)
-            span = clean.low_us, clean.high_us
+            span = (clean.low_us, clean.high_us) if clean is not None else _span(con, own)
         else:
             span = _insert(con, reading, good, source_id, retried) if taken else (None, None)
             if own:
@@ -166,7 +166,7 @@ def take(workspace: Workspace, reading: Reading, own: str | None = None) -> Verd
     return Verdict(taken, reasons, repaired, filled, clock)
 
 
-def _judged(form: Format, cols: dict[str, Col], line: str, base: str) -> str:
+def judged(form: Format, cols: dict[str, Col], line: str, base: str, staged: str = "staged") -> str:
     """SQL: the staged rows as canonical columns, each with its line and the reason it is rejected for, if any."""
     picked = "".join(f', ({col.sql}) AS "{name}"' for name, col in cols.items() if name != "provenance")
     prov = f", ({cols['provenance'].sql}) AS provenance" if "provenance" in cols else ""
@@ -175,7 +175,7 @@ def _judged(form: Format, cols: dict[str, Col], line: str, base: str) -> str:
     field = "field" if form.kind == "python" else "NULL::VARCHAR"
     inner = (
         f"SELECT {line} AS ln, bad, {field} AS field, CASE {format_rejects}WHEN false THEN '' ELSE {extra} END AS own{picked}{prov}, "
-        f"NOT coalesce(({form.record}), false) AS is_other FROM staged"
+        f"NOT coalesce(({form.record}), false) AS is_other FROM {staged}"
     )
     return f"SELECT *, {_reason(cols, base)} AS reason FROM ({inner})"
 
@@ -383,9 +383,14 @@ def _constants(reading: Reading) -> dict[str, str]:
     return {name: parts.text(value) for name, value in found.items() if value is not None}
 
 
+def own_line(form: Format, first: int = 0) -> str:
+    """SQL of a row's line in a table that has one row a record, in the file's order; its first row has the id `first`."""
+    return f"rowid - {first} + {2 if form.kind == 'csv' else 1}"
+
+
 def _adopt(con: duckdb.DuckDBPyConnection, reading: Reading, table: str, source_id: int) -> None:
     """Make a table with one row a record, in the file's order, a part of `requests`."""
-    line = f"rowid + {1 + (reading.form.kind == 'csv')}"
+    line = own_line(reading.form)
     columns = {name: col.sql for name, col in reading.cols.items()} | _constants(reading)
     columns |= {"source_id": str(source_id), "source_line": line, "row_uid": parts.uid(str(source_id), line)}
     parts.add(con, table, columns)
@@ -415,11 +420,12 @@ def _insert(
     con.execute(f"INSERT INTO {table}({', '.join(values)}) SELECT {picked} FROM ({good})")
     if retried:
         retries.link(con, table, source_id, set(values))
-    if "arrival_us" not in values:
-        return None, None
-    return con.execute(
-        f"SELECT min(arrival_us), max(arrival_us) FROM {table} WHERE source_id = {source_id}"
-    ).fetchall()[0]
+    return _span(con, f"{table} WHERE source_id = {source_id}") if "arrival_us" in values else (None, None)
+
+
+def _span(con: duckdb.DuckDBPyConnection, rows: str) -> tuple[int | None, int | None]:
+    low, high = con.execute(f"SELECT min(arrival_us), max(arrival_us) FROM {rows}").fetchall()[0]
+    return low, high
 
 
 def _safe_id(name: str) -> str:

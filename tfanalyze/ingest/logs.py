@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfanalyze.errors import ConfigError, FormatError, InputError, TfanalyzeError
-from tfanalyze.ingest import blocks, files, judge, mapping
+from tfanalyze.ingest import blocks, direct, files, judge, mapping
 from tfanalyze.ingest.files import Source
 from tfanalyze.ingest.formats import by_name, sniff
 from tfanalyze.ingest.formats.base import Context, Format, Options
@@ -168,6 +168,16 @@ def _ingest_file(
     if not source.head.strip():
         raise InputError("is empty", source.name, "give a log with at least one record")
     form = mapping.format_of(source, options) if mapped and mapping.fits(source, options) else form or sniff(source)
+    if direct.possible(source, form):
+        if _size_known(workspace, source):
+            files.measure(source)
+            known = _already(workspace, source, form)
+            if known:
+                return known
+        taken = direct.take(workspace, form, context(workspace, source, options))
+        _clear(workspace)
+        if taken:
+            return _done(form, *taken, progress)
     files.scan(source, progress)
     known = _already(workspace, source, form)
     if known:
@@ -176,12 +186,26 @@ def _ingest_file(
     line = stage(form, ctx)
     if progress:
         progress(0.6, f"checking {source.name}")
-    result = _result(form, ctx, judge.take(workspace, judge.read_staged(form, ctx, line)))
+    verdict = judge.take(workspace, judge.read_staged(form, ctx, line))
+    _clear(workspace)
+    return _done(form, ctx, verdict, progress)
+
+
+def _size_known(workspace: Workspace, source: Source) -> bool:
+    """Whether a file of this size was ingested: only then it may be the same one."""
+    size = Path(source.path).stat().st_size
+    return bool(workspace.con.execute("SELECT 1 FROM sources WHERE bytes = ? LIMIT 1", [size]).fetchall())
+
+
+def _clear(workspace: Workspace) -> None:
     workspace.con.execute("DROP TABLE IF EXISTS staged")
     workspace.con.execute("DROP TABLE IF EXISTS duplicates")
+
+
+def _done(form: Format, ctx: Context, verdict: judge.Verdict, progress: Progress | None) -> FileResult:
     if progress:
-        progress(1.0, f"ingested {source.name}")
-    return result
+        progress(1.0, f"ingested {ctx.source.name}")
+    return _result(form, ctx, verdict)
 
 
 def context(workspace: Workspace, source: Source, options: Options) -> Context:

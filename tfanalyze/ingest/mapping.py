@@ -90,8 +90,11 @@ def _expression(name: str, sql: str, unit: str, kind: str, ctx: Context) -> str:
             return f"epoch_us({sql}::TIMESTAMPTZ)"
         if kind != "VARCHAR":
             return ctx.numeric_time(sql)
-        numbers = ctx.one(f"SELECT count(try_cast({sql} AS DOUBLE)) FROM {ctx.staged}")
-        return ctx.numeric_time(f"try_cast({sql} AS DOUBLE)") if numbers else ctx.text_time(sql)
+        number = f"try_cast({sql} AS DOUBLE)"
+        if ctx.glance(f"SELECT count({number}) FROM {ctx.staged}"):
+            return ctx.numeric_time(number)
+        ctx.never.append(f"{number} IS NOT NULL")
+        return ctx.text_time(sql)
     if name == "arrival_us":
         ctx.numeric_time(sql, "us")
         return f"try_cast({sql} AS BIGINT)"
@@ -148,4 +151,9 @@ def _sql_type(kind: Any) -> str:
 def _named(types: dict[str, str], mapping: Mapping[str, str]) -> dict[str, str]:
     """Only the fields that some expression names."""
     text = " ".join(mapping.values())
-    return {name: kind for name, kind in types.items() if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)}
+    return {name: _wide(kind) for name, kind in types.items() if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)}
+
+
+def _wide(kind: str) -> str:
+    """Decimals as doubles: a product of decimals overflows, and their casts are slow."""
+    return "DOUBLE" if re.fullmatch(r"DECIMAL\(\d+,(?!0\))\d+\)", kind) else kind

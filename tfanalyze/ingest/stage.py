@@ -23,6 +23,7 @@ LINES = (
     "auto_detect=false, max_line_size=67108864, strict_mode=false, nullstr='\x03')"
 )
 CHUNK_ROWS = 20_000
+SAMPLE_ROWS = 2_000
 PYTHON_FIELDS = {**REQUEST_COLUMNS, "reject": "VARCHAR", "field": "VARCHAR", "line": "BIGINT"}
 
 
@@ -110,13 +111,16 @@ def _csv_shape(source: Source) -> tuple[list[str], str, bool]:
 
 
 def _fast_csv(form: Format, ctx: Context, header: Sequence[str], delimiter: str) -> None:
+    listed = ", ".join(f'"{name}"' for name in form.fields if name in header)
+    ctx.con.execute(f"INSERT INTO staged({listed}) SELECT {listed} FROM {_csv_reader(form, ctx.source, header, delimiter)}")
+
+
+def _csv_reader(form: Format, source: Source, header: Sequence[str], delimiter: str) -> str:
     kinds = {name: form.fields.get(name, "VARCHAR") for name in header}
     columns = ", ".join(f"'{_quoted(name)}': '{kind}'" for name, kind in kinds.items())
-    names = [name for name in form.fields if name in kinds]
-    listed = ", ".join(f'"{name}"' for name in names)
-    ctx.con.execute(
-        f"INSERT INTO staged({listed}) SELECT {listed} FROM read_csv('{_quoted(ctx.source.path)}', "
-        f"columns={{{columns}}}, header=true, delim='{delimiter}', quote='\"', escape='\"', auto_detect=false)"
+    return (
+        f"read_csv('{_quoted(source.path)}', columns={{{columns}}}, header=true, delim='{delimiter}', quote='\"', escape='\"', "
+        "auto_detect=false)"
     )
 
 
@@ -152,6 +156,29 @@ def _csv_rows(source: Source, header: Sequence[str], delimiter: str) -> Iterator
         yield {"line_no": line, **{name: cell.strip() or None for name, cell in zip(header, cells, strict=True)}}
 
 
+# A sound file where it lies ---------------------------------------------------------------------------------------
+
+
+def reader(form: Format, ctx: Context) -> tuple[str, list[str]] | None:
+    """SQL that reads the fields of a format from a plain file, strictly, and which of them the file may have.
+
+    None if the file's shape forbids it. What is read without an error is what `stage` would have read.
+    """
+    path = _quoted(ctx.source.path)
+    if form.kind == "jsonl":
+        columns = ", ".join(f"'{_quoted(name)}': '{_quoted(kind)}'" for name, kind in form.fields.items())
+        return f"read_json('{path}', columns={{{columns}}}, format='newline_delimited', compression='none')", list(form.fields)
+    if form.kind == "csv":
+        header, delimiter, quoted_eol = _csv_shape(ctx.source)
+        if quoted_eol or len(set(header)) < len(header):
+            return None
+        return _csv_reader(form, ctx.source, header, delimiter), [name for name in form.fields if name in header]
+    kinds = {row[0]: row[1] for row in ctx.con.execute(f"DESCRIBE SELECT * FROM read_parquet('{path}')").fetchall()}
+    names = [name for name in form.fields if name in kinds]
+    listed = ", ".join(f'try_cast("{name}" AS {form.fields[name]}) AS "{name}"' for name in names)
+    return f"(SELECT {listed} FROM read_parquet('{path}'))", names
+
+
 # Parquet and Python readers ---------------------------------------------------------------------------------------
 
 
@@ -165,7 +192,8 @@ def _stage_parquet(form: Format, ctx: Context) -> str:
         names = [name for name in form.fields if name in kinds]
         values = ", ".join(f'try_cast("{name}" AS {form.fields[name]})' for name in names)
         listed = ", ".join(f'"{name}"' for name in names)
-        ctx.con.execute(f"INSERT INTO staged({listed}) SELECT {values} FROM read_parquet('{path}')")
+        some = f" LIMIT {SAMPLE_ROWS}" if ctx.sample else ""
+        ctx.con.execute(f"INSERT INTO staged({listed}) SELECT {values} FROM read_parquet('{path}'){some}")
     except duckdb.Error as error:
         raise InputError("is no sound Parquet file", ctx.source.name, "write it again") from error
     return "rowid + 1"

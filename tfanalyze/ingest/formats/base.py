@@ -52,9 +52,17 @@ class Col:
     prov: str = OBSERVED
 
 
+class BeyondSample(Exception):
+    """A mapping asked what only the whole file can say, while no more than its start is staged."""
+
+
 @dataclass(slots=True)
 class Context:
-    """What a mapping may look at: the connection, the staged rows, the file, the user's options."""
+    """What a mapping may look at: the connection, the staged rows, the file, the user's options.
+
+    While `sample` is set, only the start of the file is staged. What is concluded from it has to be checkable on all
+    rows afterwards: `never` is SQL over the fields that holds for no row of the file, `times` are the numeric times.
+    """
 
     con: duckdb.DuckDBPyConnection
     source: Source
@@ -67,15 +75,26 @@ class Context:
     time_base: str = "unix"
     notes: list[str] = field(default_factory=list)
     ignored: int = 0  # records that are no requests (other event types)
+    sample: bool = False
+    never: list[str] = field(default_factory=list)
+    times: list[tuple[str, str | None]] = field(default_factory=list)  # column, default unit
 
     def one(self, sql: str) -> Any:
-        """The single value of a query over the staged rows."""
+        """The single value of a query over the staged rows, all of them. Errors: BeyondSample."""
+        if self.sample:
+            raise BeyondSample
+        return self.glance(sql)
+
+    def glance(self, sql: str) -> Any:
+        """The same, for questions that the start of a file answers."""
         row = self.con.execute(sql).fetchone()
         return None if row is None else row[0]
 
     @property
     def scope(self) -> int:
         """A 63-bit number that keeps this file's numbered block ids apart from those of other files."""
+        if self.sample:
+            raise BeyondSample
         return 0 if self.options.block_scope == "shared" else int(self.source.sha256[:16], 16) >> 1
 
     def numbered_blocks(self, column: str) -> str:
@@ -85,9 +104,10 @@ class Context:
     def numeric_time(self, column: str, default: str | None = None) -> str:
         """SQL: a numeric time in microseconds; the unit is seen from its size, and stated in `units` and `clock`."""
         unit, base = self.options.time_unit, self.options.time_base
+        self.times.append((column, default))
         if unit is None or base is None:
             some = f"SELECT abs(try_cast({column} AS DOUBLE)) AS t FROM {self.staged} WHERE {column} IS NOT NULL LIMIT 100000"
-            top = self.one(f"SELECT median(t) FROM ({some}) WHERE NOT isnan(t)") or 0.0  # one absurd row must not decide
+            top = self.glance(f"SELECT median(t) FROM ({some}) WHERE NOT isnan(t)") or 0.0  # one absurd row must not decide
             seen_unit, seen_base = epoch_unit(float(top), default)
             unit, base = unit or seen_unit, base or seen_base
         self.units["arrival"], self.time_base = unit, base
@@ -97,10 +117,10 @@ class Context:
         """SQL: an ISO time, with zone or in the zone of the options, in microseconds since the epoch."""
         self.units["arrival"] = f"ISO 8601, times without zone read as {self.options.tz}"
         tail = f"substr({column}, 12)"
-        zoned = self.one(
-            f"SELECT 1 FROM {self.staged} WHERE contains({tail}, '+') OR contains({tail}, '-') OR contains({tail}, ' ') LIMIT 1"
-        )
+        with_zone = f"contains({tail}, '+') OR contains({tail}, '-') OR contains({tail}, ' ')"
+        zoned = self.glance(f"SELECT 1 FROM {self.staged} WHERE {with_zone} LIMIT 1")
         if self.options.tz == "UTC" and not zoned:  # the plain cast is ten times faster, and ignores offsets
+            self.never.append(with_zone)
             return f"epoch_us(try_cast({column} AS TIMESTAMP))"
         return f"epoch_us(try_cast({column} AS TIMESTAMPTZ))"
 
