@@ -58,6 +58,9 @@ def step_times(draw: Draw) -> StepTime:
         c_mem_s=pick(0.0, 0.00413),
         c_kv_s=pick(1.31e-6, 2.93e-5),
         c_kv2_s=pick(0.0, 1.1e-11),
+        c_long_s=pick(0.0, 0.0000473, 0.000391),
+        split_seqs=pick(0.0, 2.5, 4.7, 40.3),
+        prefill_least_s=pick(0.0, 0.0191931),
         form=pick("sum", "max"),
     )
 
@@ -98,6 +101,7 @@ def limits(draw: Draw, schedulers: tuple[str, ...], host: bool) -> EngineLimits:
         long_prefill_threshold=draw(st.sampled_from([0, 0, 12])) if chunked else 0,
         reserve_full_prompt=draw(st.booleans()),
         mixed_chunk=draw(st.booleans()),
+        async_scheduling=draw(st.booleans()),
         new_token_ratio=draw(st.sampled_from([0.1, 0.4])),
         host_kv_tokens=draw(st.sampled_from([64, 1000])) if use_host else 0,
         host_load_tok_s=7919.0 if use_host else 0.0,

@@ -48,6 +48,7 @@ class EngineLimits:
     mixed_chunk: bool = False  # sglang: decode together with a prefill chunk
     new_token_ratio: float = 0.4  # sglang: share of the running requests' remaining max_tokens kept free at admission
     slot_similarity: float = 0.1  # llamacpp: least share of the prompt that a slot must hold to be preferred
+    async_scheduling: bool = False  # plans one step ahead: a request waits out the step that runs and one more
     host_kv_tokens: int = 0  # host-memory KV tier, 0 = none
     host_load_tok_s: float = 0.0  # tokens a second loaded back from the host tier
 

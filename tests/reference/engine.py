@@ -73,7 +73,7 @@ class Report:
     seen: str = "up"  # up | down | warming | draining
 
 
-def step_s(cost: StepTime, prefill: float, attention: float, seqs: float, kv: float) -> float:
+def step_s(cost: StepTime, prefill: float, attention: float, seqs: float, kv: float, longest: float) -> float:
     """Seconds of a step: models/profile.py, every step at least 1 microsecond."""
     fixed = max(cost.c0_s, 1e-6)
     if prefill > 0:
@@ -83,7 +83,12 @@ def step_s(cost: StepTime, prefill: float, attention: float, seqs: float, kv: fl
     compute = cost.c_prefill_s * prefill + cost.c_prefill2_s * prefill**2 + cost.c_attn_s * attention
     compute += cost.c_seq_s * seqs + cost.c_seq_knee_s * max(0.0, seqs - cost.knee_seqs)
     memory = cost.c_mem_s + cost.c_kv_s * kv + cost.c_kv2_s * kv**2
-    return max(fixed + (max(compute, memory) if cost.form == "max" else compute + memory), 1e-6)
+    if seqs > 0:
+        if seqs < cost.split_seqs:
+            longest = min(longest, kv / (cost.split_seqs - seqs / 2))
+        fixed += cost.c_long_s * longest
+    least = cost.prefill_least_s if prefill > 0 else 0.0
+    return max(fixed + (max(compute, memory) if cost.form == "max" else compute + memory), least, 1e-6)
 
 
 class Engine:
@@ -101,6 +106,8 @@ class Engine:
         self.step: list[tuple[Attempt, int]] = []
         self.end_s = inf  # of the step that runs
         self.begin_s = 0.0
+        self.last_begin_s = inf  # of the step that has just ended; inf after a pause
+        self.gone = 0  # requests that left with it
         self.time_s = 0.0  # own clock
         self.awake = False  # must plan at the end of this round
         self.changed = False
@@ -239,10 +246,13 @@ class Engine:
             attention = sum(m * a.computed + m * (m + 1) / 2 for a, m in prefill)
             kv = sum(a.input + a.made for a in decodes)
             self.begin_s = now_s
-            seconds = step_s(self.profile.step, p, attention, len(decodes), kv)
+            longest = max((a.input + a.made for a in decodes), default=0)
+            seconds = step_s(self.profile.step, p, attention, len(decodes), kv, longest)
             if self.loaded_tokens:
                 seconds += self.loaded_tokens / self.limits.host_load_tok_s
             self.end_s = now_s + seconds
+        else:
+            self.last_begin_s, self.gone = inf, 0
         if prefill or self.changed or {id(a) for a in self.running} != self.last_running:
             self.publish(now_s)
         self.memory.check()
@@ -285,7 +295,8 @@ class Engine:
 
     def admit_vllm(self, step: list[tuple[Attempt, int]], longest: float) -> None:
         budget = self.budget_left(step)
-        while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
+        seats, late_s = self.planned_ahead()
+        while self.waiting and budget > 0 and len(self.running) < seats and self.waiting[0].engine_s <= late_s:
             a = self.waiting[0]
             if a.handed and a.target == 0:
                 if not self.admit_handed(a, step):
@@ -305,6 +316,12 @@ class Engine:
             self.enter(a, hit, segments, loaded, slot)
             self.schedule(a, m, step)
             budget -= m
+
+    def planned_ahead(self) -> tuple[int, float]:
+        """Seats, and the latest engine arrival, of who may be admitted: a step is planned when the one before it begins."""
+        if not self.limits.async_scheduling or not self.running:
+            return self.limits.max_num_seqs, inf
+        return self.limits.max_num_seqs - self.gone, self.last_begin_s + 1e-9
 
     def admit_handed(self, a: Attempt, step: list[tuple[Attempt, int]]) -> bool:
         """A request whose KV has been handed over: all of it must fit, then it decodes."""
@@ -457,7 +474,8 @@ class Engine:
     def admit_sglang(self, step: list[tuple[Attempt, int]], budget: int, decodes: list[Attempt]) -> None:
         left = sum(min(a.max_tokens if a.max_tokens > 0 else 4096, 4096) - a.made for a in decodes)
         extra = ceil(self.limits.new_token_ratio * max(0, left) / self.block)
-        while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
+        seats, late_s = self.planned_ahead()
+        while self.waiting and budget > 0 and len(self.running) < seats and self.waiting[0].engine_s <= late_s:
             a = self.waiting[0]
             hit, segments, loaded, slot = self.look_up(a)
             start = hit + loaded
@@ -474,6 +492,7 @@ class Engine:
 
     def end_step(self, now_s: float) -> None:
         self.busy_s += now_s - self.begin_s
+        self.last_begin_s, self.gone = self.begin_s, len(self.running)
         self.time_s, self.end_s, self.awake = now_s, inf, True
         done = self.step
         self.step = []
@@ -504,6 +523,7 @@ class Engine:
         for a in [a for a in self.running if a.leave]:
             self.stop(a)
             self.world.end(a, "TIMEOUT", "", now_s)
+        self.gone -= len(self.running)
 
     def stop(self, a: Attempt) -> None:
         self.running.remove(a)

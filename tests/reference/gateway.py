@@ -233,7 +233,7 @@ class GatewayReplica:
                 z.hit_tokens = max(z.hit_tokens, v.hit_tokens)
                 z.prefill_tok_s += prefill_tok_s(e)
                 batch = max(1.0, v.decoding)
-                z.decode_tok_s += batch / step_s(e.profile.step, 0.0, 0.0, batch, max(v.kv_tokens, 1.0))
+                z.decode_tok_s += batch / step_s(e.profile.step, 0.0, 0.0, batch, max(v.kv_tokens, 1.0), max(v.kv_tokens, 1.0) / batch)
                 z.slots += v.max_num_seqs
                 z.min_wait_s = min(z.min_wait_s, backlog_s(v, e))
             if z.instances > 0:
@@ -320,7 +320,7 @@ class GatewayReplica:
 def prefill_tok_s(e: Engine) -> float:
     """Tokens a second in a full chunk at the start of a prompt."""
     chunk = float(e.limits.max_num_batched_tokens)
-    return chunk / step_s(e.profile.step, chunk, chunk * (chunk + 1) / 2, 0.0, 0.0)
+    return chunk / step_s(e.profile.step, chunk, chunk * (chunk + 1) / 2, 0.0, 0.0, 0.0)
 
 
 def backlog_s(v: Any, e: Engine) -> float:

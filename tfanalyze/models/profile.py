@@ -24,8 +24,16 @@ class StepTime:
         fixed   = c0_s + [p > 0] c_prefill_step_s + [B > 0] c_decode_step_s
         compute = c_prefill_s p + c_prefill2_s p^2 + c_attn_s A + c_seq_s B + c_seq_knee_s max(0, B - knee_seqs)
         memory  = c_mem_s + c_kv_s K + c_kv2_s K^2          (c_kv2_s may be negative within its valid range)
-        step    = fixed + compute + memory        (form "sum")
-                  fixed + max(compute, memory)    (form "max")
+        longest = c_long_s min(L, K / (split_seqs - B / 2)) while B < split_seqs, else c_long_s L
+        step    = fixed + compute + memory + longest        (form "sum")
+                  fixed + max(compute, memory) + longest    (form "max")
+        and with p > 0 at least prefill_least_s: steps with prompt chunks run without a full CUDA graph, and the host needs
+        that long to launch their kernels, whatever the GPU has to do meanwhile.
+
+    L = the longest context that a decoding sequence reads. An attention kernel that gives each sequence and head one
+    thread block ends with its longest sequence; it splits contexts, so that all blocks read alike, only while the batch
+    leaves blocks free: FlashInfer 0.6 `scheduler.cuh` while batch * KV heads < blocks the GPU holds at once
+    (split_seqs = those blocks over KV heads; 0 = it never splits), K / (split_seqs - B / 2) being about the part that each then reads.
     """
 
     c0_s: float = 0.005
@@ -40,6 +48,9 @@ class StepTime:
     c_mem_s: float = 0.0
     c_kv_s: float = 0.0
     c_kv2_s: float = 0.0
+    c_long_s: float = 0.0
+    split_seqs: float = 0.0
+    prefill_least_s: float = 0.0
     form: str = "sum"  # sum | max
 
 
@@ -75,7 +86,10 @@ STEP_UNITS = {
     "c_prefill_s": "s a prompt token computed", "c_prefill2_s": "s a prompt token squared (of one step)",
     "c_attn_s": "s a prompt token and position", "c_seq_s": "s a decoding sequence and step",
     "c_seq_knee_s": "s a decoding sequence above the knee and step", "knee_seqs": "sequences", "c_mem_s": "s a step",
-    "c_kv_s": "s a KV token read", "c_kv2_s": "s a KV token read, squared", "request_s": "s a request before the engine's queue",
+    "c_kv_s": "s a KV token read", "c_kv2_s": "s a KV token read, squared",
+    "c_long_s": "s a token of the longest context read", "split_seqs": "sequences from which contexts are not split",
+    "prefill_least_s": "s, the least that a step with prefill takes",
+    "request_s": "s a request before the engine's queue",
     "request_token_s": "s a prompt token before the engine's queue", "response_s": "s from a step's end to the client",
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from tfanalyze.replay.cache import (
     take_blocks,
 )
 from tfanalyze.replay.jit import inner
-from tfanalyze.replay.layout import DECODE, HANDED, N_WASTE, NONE, PREFILL, W_PREEMPT
+from tfanalyze.replay.layout import DECODE, EPS, HANDED, N_WASTE, NONE, PREFILL, W_PREEMPT
 from tfanalyze.replay.queues import (
     before,
     join_decode,
@@ -269,7 +269,13 @@ def admit_ready(en, n, inst, x):
 def admit_waiting(en, n, inst, a_sum):
     """Admit from the head of the queue while tokens, places and blocks last; returns the position sum."""
     fl = en.fl
+    late_s, seats = np.inf, inst.max_seqs
+    if inst.ahead == 1 and inst.n_run > 0:  # this step was planned when the last one began
+        late_s, seats = inst.lag_s + EPS, inst.max_seqs - inst.gone
     while inst.n_wait > 0 and inst.n_run < inst.max_seqs:
+        if inst.n_run >= seats or fl[inst.w_head].engine_s > late_s:
+            inst.held_back = 1
+            break
         budget = inst.budget - inst.n_dec - inst.step_p
         if inst.sched == SGLANG:
             budget = inst.budget - inst.step_p
@@ -397,6 +403,8 @@ def plan_prefill_first(en, n, inst):
 @inner
 def stretch_steps(en, n, inst):
     """How many decode steps go by before anything but KV size changes: first finish, or memory out."""
+    if inst.held_back == 1:
+        return np.int64(1)
     k = np.int64(en.fl[en.fheap[n, 0]].finish_step - inst.steps)
     if inst.cache == SLOTS or k <= 1:
         return k
@@ -436,6 +444,18 @@ def grow_stretch(en, n, inst, k):
 
 
 @inner
+def longest(en, n, inst):
+    """Tokens that the longest decoding request reads in the next step."""
+    if inst.top_stale == 1:
+        inst.top_key = -(1 << 62)
+        for i in range(inst.heap_n):
+            f = en.fl[en.fheap[n, i]]
+            inst.top_key = max(inst.top_key, np.int64(en.row[f.row].input) + made_now(inst, f) - inst.steps)
+        inst.top_stale = 0
+    return inst.top_key + inst.steps
+
+
+@inner
 def plan(en, n, now_s):
     """Plan the instance's next step or stretch; sets next_s (inf when it has nothing to run)."""
     inst = en.inst[n]
@@ -443,6 +463,7 @@ def plan(en, n, now_s):
     inst.step_p = 0
     inst.load_s = 0.0
     inst.thrash = 0
+    inst.held_back = 0
     if inst.sched == SGLANG:
         a_sum = plan_prefill_first(en, n, inst)
         if inst.step_p == 0 and inst.k_dec == 0 and inst.n_wait > 0:
@@ -450,14 +471,18 @@ def plan(en, n, now_s):
     else:
         a_sum = plan_decode_first(en, n, inst)
     k = np.int64(1)
+    inst.k_top = longest(en, n, inst) if inst.k_dec > 0 and inst.c_long_s > 0.0 else np.int64(0)
     if inst.step_p > 0:
-        seconds = inst.load_s + step_s(inst, float(inst.step_p), a_sum, float(inst.k_dec), float(inst.k_sum) if inst.k_dec > 0 else 0.0)
+        read = float(inst.k_sum) if inst.k_dec > 0 else 0.0
+        seconds = inst.load_s + step_s(inst, float(inst.step_p), a_sum, float(inst.k_dec), read, float(inst.k_top))
     elif inst.k_dec > 0:
         k = stretch_steps(en, n, inst)
         seconds = stretch_s(inst, inst.k_dec, inst.k_sum, k)
     else:
         inst.next_s = np.inf
         inst.k_steps = 0
+        inst.lag_s = np.inf
+        inst.gone = 0
         return
     inst.k_steps = k
     inst.next_s = inst.base_s + seconds

@@ -18,7 +18,8 @@ CACHES = {"none": 0, "blocks": 1, "slot": 2}
 ROLES = {"both": 0, "prefill": 1, "decode": 2}
 STEP_FIELDS = (
     "c0_s", "c_prefill_step_s", "c_decode_step_s", "c_prefill_s", "c_prefill2_s", "c_attn_s", "c_seq_s",
-    "c_seq_knee_s", "knee_seqs", "c_mem_s", "c_kv_s", "c_kv2_s",
+    "c_seq_knee_s", "knee_seqs", "c_mem_s", "c_kv_s", "c_kv2_s", "c_long_s", "split_seqs",
+    "prefill_least_s",
 )  # fmt: skip
 LEAST_STEP_S = 1e-6
 
@@ -110,6 +111,7 @@ def instance_records(fleet: Fleet, profiles: Mapping[str, Profile]) -> tuple[Any
         r["cap"] = limits.kv_tokens // block
         r["watermark"] = int(limits.watermark_share * r["cap"])
         r["long_prefill"], r["chunked"] = limits.long_prefill_threshold, limits.chunked_prefill
+        r["ahead"], r["lag_s"] = limits.async_scheduling, np.inf
         r["reserve_full"], r["mixed"] = limits.reserve_full_prompt, limits.mixed_chunk
         r["ratio"], r["similarity"] = limits.new_token_ratio, limits.slot_similarity
         r["slot_cap"] = limits.kv_tokens // limits.max_num_seqs
@@ -133,7 +135,7 @@ def full_chunk_s(r: Any, chunk: float) -> float:
     """Seconds of a step that is one full prefill chunk at the start of a prompt."""
     compute = r["c_prefill_s"] * chunk + r["c_prefill2_s"] * chunk * chunk + r["c_attn_s"] * chunk * (chunk + 1) / 2
     work = max(compute, r["c_mem_s"]) if r["form_max"] else compute + r["c_mem_s"]
-    return float(max(r["c0_s"] + r["c_prefill_step_s"] + work, LEAST_STEP_S))
+    return float(max(r["c0_s"] + r["c_prefill_step_s"] + work, r["prefill_least_s"], LEAST_STEP_S))
 
 
 def targets(fleet: Fleet, target: str) -> list[int]:

@@ -397,7 +397,7 @@ def fill_sites(en, gw, g, row):
         z.hit_tokens = max(z.hit_tokens, v.hit_tokens)
         z.prefill_tok_s += inst.prefill_tok_s
         b = max(1.0, v.decoding)
-        z.decode_tok_s += b / step_s(inst, 0.0, 0.0, b, max(v.kv_tokens, 1.0))
+        z.decode_tok_s += b / step_s(inst, 0.0, 0.0, b, max(v.kv_tokens, 1.0), max(v.kv_tokens, 1.0) / b)
         z.slots += v.max_num_seqs
         z.min_wait_s = min(z.min_wait_s, wait_s(v, inst))
     for s in range(cf.n_site):

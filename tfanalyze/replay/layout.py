@@ -139,7 +139,10 @@ INST = np.dtype(
         ("base_s", "f8"),  # start of the planned step
         ("busy_s", "f8"),
         ("dec_acc_s", "f8"),  # seconds that one decode which was always there would have been charged
+        ("lag_s", "f8"),  # start of the step that has just ended, inf after a pause: who came later than that waits (ahead)
         ("k_sum", "i8"),  # sum over decoding of input + made
+        ("top_key", "i8"),  # largest over decoding of input + made, less `steps`: it does not move while they decode
+        ("k_top", "i8"),  # input + made of the longest decode in the first step planned
         ("steps", "i8"),  # decode steps so far
         ("private", "i8"),  # blocks
         ("held", "i8"),
@@ -165,6 +168,10 @@ INST = np.dtype(
         ("chunked", "i4"),
         ("reserve_full", "i4"),
         ("mixed", "i4"),
+        ("ahead", "i4"),  # plans one step ahead (asynchronous scheduling)
+        ("held_back", "i4"),  # the head of the queue waits for the next step because of that
+        ("gone", "i4"),  # requests that left with the step that has just ended: their seats are free one step later (ahead)
+        ("top_stale", "i4"),  # top_key is to be found again
         ("role", "i4"),  # 0 both, 1 prefill, 2 decode
         ("site", "i4"),
         ("gpu", "i4"),
@@ -220,6 +227,9 @@ INST = np.dtype(
         ("c_mem_s", "f8"),
         ("c_kv_s", "f8"),
         ("c_kv2_s", "f8"),
+        ("c_long_s", "f8"),
+        ("split_seqs", "f8"),
+        ("prefill_least_s", "f8"),
         ("form_max", "i4"),
         ("prefill_tok_s", "f8"),  # at a full chunk, nothing else running
     ],

@@ -178,6 +178,10 @@ def join_decode(en, n, inst, x):
     f.acc0_s = inst.dec_acc_s
     f.finish_step = inst.steps + (row.output - f.made)
     inst.k_sum += row.input + f.made
+    key = np.int64(row.input + f.made) - inst.steps
+    if inst.n_dec == 0 or key > inst.top_key:
+        inst.top_key = key
+        inst.top_stale = 0
     inst.n_dec += 1
     inst.m_sum += bounded(row.max_tokens)
     inst.g_sum += f.made
@@ -195,6 +199,8 @@ def leave_decode(en, n, inst, x):
     f.gpu_s += inst.dec_acc_s - f.acc0_s
     en.phase[n, (f.join_step - (row.input + f.made - 1)) % inst.block] -= 1
     inst.n_dec -= 1
+    if np.int64(row.input + made) - inst.steps == inst.top_key:
+        inst.top_stale = 1
     inst.k_sum -= row.input + made
     inst.m_sum -= bounded(row.max_tokens)
     inst.g_sum -= made

@@ -211,6 +211,11 @@ def step_end(en, gw, n, now_s):
     cf = en.cf[0]
     inst = en.inst[n]
     spent_s = now_s - inst.base_s
+    if inst.ahead == 1:
+        inst.lag_s = inst.base_s
+        if inst.k_steps > 1:
+            inst.lag_s += stretch_s(inst, inst.k_dec, inst.k_sum, inst.k_steps - 1)
+        inst.gone = inst.n_run
     inst.busy_s += spent_s
     if inst.k_dec > 0:
         inst.dec_acc_s += spent_s / (inst.step_p + inst.k_dec)
@@ -247,6 +252,7 @@ def step_end(en, gw, n, now_s):
                 stop_running(en, n, inst, x)
                 end_flight(en, gw, x, en.fl[x].leave, REASON_NONE, now_s)
             x = after
+    inst.gone -= inst.n_run
     inst.step_p = 0
     inst.k_dec = 0
     inst.k_steps = 0

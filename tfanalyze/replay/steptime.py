@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tfanalyze.replay.jit import inner
 
 
@@ -30,12 +32,43 @@ def memory_s(inst, k):
 
 
 @inner
-def step_s(inst, p, a, b, k):
-    """One step: p prefill tokens with position sum a, b decoding sequences that read k tokens."""
+def step_s(inst, p, a, b, k, top):
+    """One step: p prefill tokens with position sum a, b decoding sequences that read k tokens, the longest of them top."""
     c, m = compute_s(inst, p, a, b), memory_s(inst, k)
-    if inst.form_max == 1:
-        return max(fixed_s(inst, p, b) + max(c, m), 1e-6)
-    return max(fixed_s(inst, p, b) + c + m, 1e-6)
+    m = max(c, m) if inst.form_max == 1 else c + m
+    least = inst.prefill_least_s if p > 0 else 0.0
+    return max(fixed_s(inst, p, b) + m + longest_s(inst, b, k, top), least, 1e-6)
+
+
+@inner
+def longest_s(inst, b, k, top):
+    """What the longest context adds: read whole, or in parts as long as the thread blocks that are free make them."""
+    if inst.c_long_s == 0.0 or b <= 0:
+        return 0.0
+    if b >= inst.split_seqs:
+        return inst.c_long_s * top
+    return inst.c_long_s * min(top, k / (inst.split_seqs - b / 2.0))
+
+
+@inner
+def longest_sum_s(inst, b, k, top, j):
+    """Sum of longest_s over the next j steps: the longest grows by one a step, all together by b."""
+    if inst.c_long_s == 0.0:
+        return 0.0
+    rise = j * (j - 1.0) / 2.0
+    whole = j * top + rise
+    if b >= inst.split_seqs:
+        return inst.c_long_s * whole
+    parts = inst.split_seqs - b / 2.0
+    gap, slope = k / parts - top, b / parts - 1.0  # part - whole in the first step, and what it gains a step
+    turn = float(j) if slope == 0.0 else -gap / slope  # where they meet
+    if (gap <= 0.0 and slope <= 0.0) or (gap >= 0.0 and slope >= 0.0) or turn >= j - 1:
+        return inst.c_long_s * (whole if gap > 0.0 or (gap == 0.0 and slope > 0.0) else (j * k + b * rise) / parts)
+    i = np.floor(turn) + 1.0  # steps before they meet
+    early = i * top + i * (i - 1.0) / 2.0 if gap > 0.0 else (i * k + b * i * (i - 1.0) / 2.0) / parts
+    rest = rise - i * (i - 1.0) / 2.0
+    late = ((j - i) * k + b * rest) / parts if gap > 0.0 else (j - i) * top + rest
+    return inst.c_long_s * (early + late)
 
 
 @inner
@@ -53,12 +86,16 @@ def memory_sum_s(inst, b, k, i0, i1):
 
 @inner
 def stretch_s(inst, b, k, j):
-    """The next j decode steps of b sequences that read k tokens in the first: one more each in every later step."""
+    """The next j decode steps of b sequences that read k tokens in the first: one more each in every later step.
+
+    The longest of them reads inst.k_top tokens in the first.
+    """
     fb, fk = float(b), float(k)
     fixed = fixed_s(inst, 0, b)
     c = compute_s(inst, 0.0, 0.0, fb)
+    longest = longest_sum_s(inst, fb, fk, float(inst.k_top), float(j))
     if inst.form_max == 0:
-        return j * (fixed + c) + memory_sum_s(inst, fb, fk, 0, j)
+        return j * (fixed + c) + memory_sum_s(inst, fb, fk, 0, j) + longest
     lo, hi = 0, j  # first step whose memory term is the larger (it never falls)
     while lo < hi:
         mid = (lo + hi) // 2
@@ -66,7 +103,7 @@ def stretch_s(inst, b, k, j):
             hi = mid
         else:
             lo = mid + 1
-    return j * fixed + lo * c + memory_sum_s(inst, fb, fk, lo, j)
+    return j * fixed + lo * c + memory_sum_s(inst, fb, fk, lo, j) + longest
 
 
 @inner
