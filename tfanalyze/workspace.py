@@ -1,7 +1,7 @@
 """The workspace: one DuckDB file that holds everything ingested and computed. Schema, migrations, transactions.
 
-View `requests` (over the tables of parts.py) has one row a request attempt as one vantage (client, gateway, router, engine) saw it. In it
-`arrival_us` is an absolute time (UTC epoch, or microseconds from the trace's start where `time_base` is
+View `requests`, over the tables of parts.py, has one row a request attempt as one vantage (client, gateway, router,
+engine) saw it. In it `arrival_us` is an absolute time (UTC epoch, or microseconds from the trace's start where `time_base` is
 'relative' or 'monotonic'); every other `*_us` column is a duration (`deadline_us` and `ttft_us` count from the
 arrival, `delay_us` from the end of the session's previous turn). Unknown is NULL. `provenance` is a JSON object:
 column -> observed | derived | assumed; a column that it does not name is NULL.
@@ -50,9 +50,10 @@ FROM_1 = f"""
 ALTER TABLE requests RENAME TO requests_1;
 CREATE TABLE parts(seq BIGINT PRIMARY KEY, name VARCHAR, columns VARCHAR);
 INSERT INTO parts VALUES (1, 'requests_1', '{_WIDE}');
+INSERT INTO meta VALUES ('long_pseudonyms', 'as in version 1');
 {create_requests({"requests_1": {name: name for name in REQUEST_COLUMNS}})};
 {create_views()}
-"""  # version 1 had one wide table
+"""  # version 1 had one wide table; names go on getting the pseudonyms that they have in it
 
 MIGRATIONS: tuple[str, ...] = (SCHEMA, FROM_1)  # entry v brings version v to v + 1, but a new file starts at FIRST
 FIRST = 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import re
 from pathlib import Path
@@ -13,6 +15,7 @@ from tests.ingest.samples import API_KEY, CANARY, EMAIL, SAMPLES, SECRETS, USER,
 from tfanalyze.errors import TfanalyzeError
 from tfanalyze.ingest import explain_file, ingest_logs, lint
 from tfanalyze.ingest.blocks import hash_text, hash_tokens, pseudonym
+from tfanalyze.parts import REQUEST_COLUMNS
 from tfanalyze.workspace import Workspace
 
 
@@ -90,6 +93,21 @@ def test_tenants_are_pseudonyms_unless_kept(tmp_path: Path) -> None:
     first, second = tenant(key_file=str(key_file)), tenant(key_file=str(key_file))
     assert first == second == pseudonym(bytes.fromhex(key_file.read_text().strip()), USER)
     assert tenant() != first
+
+
+def test_a_migrated_workspace_keeps_its_pseudonyms(tmp_path: Path) -> None:
+    """Version 1 put a longer secret before a name."""
+    path, key_file = tmp_path / "requests.jsonl", tmp_path / "my.key"
+    path.write_text(SAMPLES[0].text)
+    key_file.write_text("5a" * 32)
+    with Workspace.open(tmp_path / "w.duckdb") as db:
+        db.con.execute("DROP VIEW requests; DROP TABLE parts; UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+        db.con.execute(f"CREATE TABLE requests({', '.join(f'{name} {kind}' for name, kind in REQUEST_COLUMNS.items())})")
+    with Workspace.open(tmp_path / "w.duckdb") as db:
+        ingest_logs([path], db=db, key_file=str(key_file))
+        secret = hmac.new(b"\x5a" * 32, b"pseudonym", "sha256").hexdigest()
+        expected = "t-" + hashlib.sha256((secret + USER).encode()).hexdigest()[:12]
+        assert db.con.execute("SELECT DISTINCT tenant FROM requests WHERE tenant IS NOT NULL").fetchall() == [(expected,)]
 
 
 def test_the_key_is_next_to_the_workspace_and_private(tmp_path: Path) -> None:

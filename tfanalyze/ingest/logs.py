@@ -214,7 +214,8 @@ def context(workspace: Workspace, source: Source, options: Options) -> Context:
     workspace.con.execute(f"SET TimeZone = '{options.tz}'")
     if workspace.path != ":memory:":
         workspace.con.execute(f"SET memory_limit = '{MEMORY}'")  # larger files spill to a folder next to the workspace
-    secret = blocks.derived(key, "pseudonym")
+    old = workspace.con.execute("SELECT 1 FROM meta WHERE key = 'long_pseudonyms'").fetchall()
+    secret = blocks.derived(key, "pseudonym") if old else blocks.pseudonym_secret(key)
     workspace.con.execute(
         f"CREATE OR REPLACE TEMP MACRO pseudonym(kind, x) AS kind || '-' || left(sha256('{secret}' || x), 12)"
     )
