@@ -13,7 +13,8 @@ from tfanalyze.errors import TfanalyzeError
 
 DB = Path("tfanalyze.duckdb")
 INTERRUPTED = 130  # exit code of Ctrl-C
-MODEL_ERROR = 3  # exit code: validate above --max-error, check that finds a drift
+MODEL_ERROR = 3  # exit code: validate above --max-error; check: less than promised, or other traffic
+ROLL_BACK = 4  # exit code: check sees no gain at all
 
 app = typer.Typer(
     name="tfanalyze",
@@ -328,11 +329,16 @@ def check(
     json: cp.Json = False,
     quiet: cp.Quiet = False,
 ) -> None:
-    """Compare what tuning predicted with what new logs show, and say whether the regime has drifted."""
+    """Compare what tuning predicted with what new logs show, and say whether the regime has drifted.
+
+    Exits with 0 (as predicted, or too few requests to tell), 3 (a smaller gain, or other traffic) or 4 (no gain: roll back).
+    """
     from tfanalyze import studies
 
     result = studies.check_run(db, study=study, config=config)
     cp.show("check", result, json, quiet)
+    if result["advice"] in ("recalibrate", "tune_again", "roll_back"):
+        raise typer.Exit(ROLL_BACK if result["advice"] == "roll_back" else MODEL_ERROR)
 
 
 # results ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from tfanalyze.errors import ConfigError, ProfileError, ReplayError
 from tfanalyze.models.profile import Profile, StepTime
 from tfanalyze.plan import fleet_of, plan
 from tfanalyze.trace import Observed, Trace, from_columns
-from tfanalyze.tune import check, tune
+from tfanalyze.tune import tune
 from tfanalyze.tune.compare import Difference
 from tfanalyze.tune.demand import censored, reconstruct
 from tfanalyze.tune.evidence import ensemble_of
@@ -142,22 +142,6 @@ def test_a_fleet_loses_an_instance_from_its_largest_pool() -> None:
     assert resized(fleet, -2).n_instances == 6
     with pytest.raises(ReplayError):
         resized(Fleet((Pool("a", count=1),)), 1)
-
-
-def test_check_says_keep_roll_back_or_tune_again() -> None:
-    trace = traffic(1200)
-    fine = seen(trace, np.zeros(1200))
-    study = {"verdict": "gain", "predicted": {"attainment": 0.99}, "regime": regime_of(trace), "model_error": {"held_out": 0.1}}
-    assert check(fine, study, classes=CLASSES)["advice"] == "keep"
-    slow = seen(trace, np.zeros(1200), ttft_s=3.0)
-    found = check(slow, study, classes=CLASSES)
-    assert (found["advice"], found["inside"], found["drifted"]) == ("roll_back", False, [])
-    heavier = seen(traffic(1200, 20.0), np.zeros(1200))
-    found = check(heavier, study, classes=CLASSES)
-    assert found["advice"] == "tune_again"
-    assert "rate_req_s" in found["drifted"]
-    longer = seen(traffic(1200, input_tokens=np.full(1200, 6000)), np.zeros(1200))
-    assert "input_tokens" in check(longer, study, classes=CLASSES)["drifted"]
 
 
 def regime_of(trace: Trace) -> dict[str, object]:

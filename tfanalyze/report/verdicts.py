@@ -168,9 +168,24 @@ def render_check(found: Found) -> RenderableType:
         moved.append((words(name), before, after, Text("moved", style="yellow") if one.get("drifted") else Text("")))
     return stack(
         Group(Text(f"Advice: {str(found.get('advice', '')).replace('_', ' ')}", style="bold"), Text(str(found.get("why", "")))),
+        _promise(found),
         grid(f"Predicted against realised, {count(number(found.get('requests')))} requests", ("", "predicted", "realised"), rows) if rows else None,
         grid("Is the traffic still what was tuned on?", ("", "then", "now", ""), moved) if moved else None,
     )
+
+
+def _promise(found: Found) -> RenderableType | None:
+    """What was promised, within which bounds, and what came of it."""
+    if "bound" not in found:
+        return None
+    kind = "ttft_s" if "_" in str(found["metric"]) and str(found["metric"]).startswith("p") else "attainment"
+    kept = "measured on the holdout" if found.get("before_measured") else "simulated on the holdout"
+    rows = [
+        ("before the change", pretty(kind, found["before"]), kept),
+        ("promised", pretty(kind, found["expected"]), f"as predicted down to {pretty(kind, found['bound'])}" if kind == "attainment" else f"as predicted up to {pretty(kind, found['bound'])}"),
+        ("seen", pretty(kind, found["value"]), f"standard error {pretty(kind, found['value_sd'])}; surely a gain from {pretty(kind, found['gain_above'])}"),
+    ]  # fmt: skip
+    return grid(f"The promise, by {words(str(found['metric']))}: {str(found['outcome']).replace('_', ' ')}", ("", "", ""), rows, left=3)
 
 
 def _typical(name: str, value: Any) -> str:

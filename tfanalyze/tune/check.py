@@ -13,12 +13,12 @@ from tfanalyze.trace import Trace
 
 if TYPE_CHECKING:
     from tfanalyze.config import SloClass
+    from tfanalyze.tune.measure import Measured
     from tfanalyze.workspace import Workspace
 
 DECILES = tuple(np.linspace(0.1, 0.9, 9))
 DRIFT_PSI = 0.25  # population stability index above which practice calls a distribution shifted
 DRIFT_SHARE = 0.2  # relative change of a rate or share that is called a drift
-TOLERANCE = 0.05  # of attainment, added to the model's error
 
 
 def regime(trace: Trace) -> dict[str, Any]:
@@ -86,41 +86,16 @@ def _psi(edges: list[float], values: Any) -> float:
     return float(np.sum((seen - expected) * np.log(seen / expected)))
 
 
-def realised(trace: Trace, classes: tuple[SloClass, ...]) -> dict[str, float]:
-    """What the log shows, by the same definitions as a prediction: attainment, goodput, shed, TTFT."""
-    from tfanalyze.slo import attained
+def realised(trace: Trace, classes: tuple[SloClass, ...]) -> tuple[dict[str, float], Measured]:
+    """What the log shows, by the same definitions as a prediction: attainment, goodput, shed, TTFT; and its columns."""
+    from tfanalyze.tune.measure import observed_run
     from tfanalyze.tune.objective import Metric
 
-    seen = trace.observed
-    if seen is None or not np.isfinite(seen.e2e_s).any():
+    run = observed_run(trace, classes)
+    if run is None:
         raise ReplayError("the log has no times of finished requests", trace.name or "trace", "ingest logs with TTFT or E2E")
-    run = _observed_run(trace, classes, attained)
     names = ("attainment", "goodput", "shed", "p50_ttft", "p95_ttft")
-    return {name: Metric(name).value(run) for name in names}
-
-
-def _observed_run(trace: Trace, classes: tuple[SloClass, ...], attained: Any) -> Any:
-    """The log as if it were an outcome, so that one definition measures both."""
-    from tfanalyze.replay.outcome import Outcome
-    from tfanalyze.replay.state import OK, REASON_NONE, REASON_SHED, REJECTED
-    from tfanalyze.tune.measure import measured
-
-    seen, n = trace.observed, len(trace)
-    assert seen is not None
-    ended = (seen.status == 0) | ((seen.status < 0) & np.isfinite(seen.e2e_s))
-    status = np.where(ended, OK, np.where(seen.status == 4, REJECTED, 1)).astype(np.int8)
-    first = trace.arrival_s + np.where(np.isfinite(seen.ttft_s), seen.ttft_s, seen.e2e_s)
-    nothing = np.zeros(n, np.int32)
-    outcome = Outcome(
-        arrival_s=trace.arrival_s, admit_s=trace.arrival_s, start_s=trace.arrival_s,
-        first_token_s=first, finish_s=trace.arrival_s + seen.e2e_s, status=status,
-        reason=np.where(seen.status == 4, REASON_SHED, REASON_NONE).astype(np.int8),
-        attempts=np.ones(n, np.int8), instance=seen.instance, hit_tokens=nothing,
-        delivered_tokens=np.where(ended, trace.output_tokens, 0).astype(np.int32),
-        preemptions=np.zeros(n, np.int16), waste_tokens={}, instance_names=trace.instances,
-        instance_busy_s=np.zeros(0), seed=0, trace_hash="", profile_hash="", policy={}, kernel_s=0.0,
-    )  # fmt: skip
-    return measured(trace, outcome, classes, 0.0, 1.0)
+    return {name: Metric(name).value(run) for name in names}, run
 
 
 def check(
@@ -131,37 +106,34 @@ def check(
     since_s: float | None = None,
     until_s: float | None = None,
 ) -> dict[str, Any]:
-    """Compare what a study predicted with what new logs show.
+    """Compare what a study promised with what new logs show.
 
     ``study``: the dict that ``tune`` gave, or the name it was saved under in the workspace (None = the newest).
-    -> {predicted, realised, inside, tolerance, drift, drifted, advice: keep | roll_back | tune_again | wait, why}.
+    -> {predicted, realised, outcome, metric, expected, before, bound, gain_above, value, ..., inside, tolerance, drift, drifted,
+    advice: keep | recalibrate | roll_back | tune_again | wait, why}; see ``promise.judge`` and docs/tuning.md.
     """
     from tfanalyze.config import DEFAULT_CLASSES
     from tfanalyze.trace import load_trace
+    from tfanalyze.tune.objective import parse_metric
+    from tfanalyze.tune.promise import judge, spread
 
     trace = db if isinstance(db, Trace) else load_trace(db, since_s=since_s, until_s=until_s)
     told = dict(study) if isinstance(study, Mapping) else _saved(db, study)
-    if "predicted" not in told or "regime" not in told:
-        raise InputError("is no result of tune", "study", "give the dict or JSON that tfanalyze tune wrote")
-    real = realised(trace, classes or DEFAULT_CLASSES)
-    predicted = told["predicted"] if told.get("verdict") == "gain" else told.get("predicted_present", told["predicted"])
-    error = (told.get("model_error") or {}).get("held_out")
-    tolerance = TOLERANCE + min(error if error is not None else 0.15, 0.3) * (1 - predicted["attainment"]) + _noise(trace, real)
+    if "promise" not in told or "regime" not in told:
+        raise InputError("is no result of tune, or of an older version", "study", "give the dict or JSON that tfanalyze tune wrote")
+    real, run = realised(trace, classes or DEFAULT_CLASSES)
+    changed = told.get("verdict") == "gain"
+    promise, metric = told["promise"], parse_metric(told["promise"]["metric"])
+    found = judge(promise, changed, metric.value(run), spread(metric, [run]))
     moved = drift(told["regime"], trace)
     drifted = sorted(name for name, row in moved.items() if row["drifted"])
-    inside = real["attainment"] >= predicted["attainment"] - tolerance
-    advice, why = _advice(inside, drifted, real, predicted, told)
+    advice, why = _advice(found, metric.label, metric.unit, drifted)
     return {
-        "predicted": predicted, "realised": real, "inside": bool(inside), "tolerance": tolerance,
+        "predicted": told["predicted"] if changed else told["predicted_present"], "realised": real, "metric": metric.label, **found,
+        "inside": found["outcome"] in ("as_predicted", "cannot_tell", "unchanged"),
+        "tolerance": abs(found["expected"] - found["bound"]),
         "requests": len(trace), "drift": moved, "drifted": drifted, "advice": advice, "why": why,
     }  # fmt: skip
-
-
-def _noise(trace: Trace, real: Mapping[str, float]) -> float:
-    """Two standard errors of the attainment over hundredths of the log's span."""
-    bins = int(np.clip(len(trace) // 20, 2, 100))
-    share = real["attainment"]
-    return 2.0 * float(np.sqrt(max(share * (1 - share), 1e-4) / bins))
 
 
 def _saved(db: Any, name: str | None) -> dict[str, Any]:
@@ -179,14 +151,28 @@ def _saved(db: Any, name: str | None) -> dict[str, Any]:
     return dict(found)
 
 
-def _advice(
-    inside: bool, drifted: list[str], real: Mapping[str, float], predicted: Mapping[str, float], told: Mapping[str, Any]
-) -> tuple[str, str]:
-    at = f"attainment is {real['attainment']:.1%}, predicted {predicted['attainment']:.1%}"
-    if inside and not drifted:
-        return "keep", f"{at}: as predicted, and the traffic is what was tuned on."
-    if inside:
-        return "tune_again", f"{at}: still good, but the traffic has moved ({', '.join(drifted)})."
+ADVICE = {"as_predicted": "keep", "unchanged": "keep", "cannot_tell": "wait", "smaller": "recalibrate", "gone": "roll_back", "below": "recalibrate"}
+
+
+def _advice(found: Mapping[str, Any], name: str, unit: str, drifted: list[str]) -> tuple[str, str]:
+    """What to do, and the reason in one or two sentences."""
+
+    def show(value: float) -> str:
+        return f"{value:.1%}" if unit == "share" else f"{value:.3g} {unit}"
+
+    outcome = found["outcome"]
+    at = f"{name} is {show(found['value'])}, predicted {show(found['expected'])}, before the change {show(found['before'])}"
+    if outcome in ("unchanged", "below"):
+        at = f"{name} is {show(found['value'])}, predicted {show(found['expected'])} for the config that was kept"
+    bound, above = show(found["bound"]), show(found["gain_above"])
+    text = {
+        "as_predicted": f"{at}: as predicted.",
+        "unchanged": f"{at}: as predicted.",
+        "cannot_tell": f"{at}: neither the promise (down to {bound}) nor no gain at all (up to {above}) can be excluded with so few requests.",
+        "smaller": f"{at}: a gain (sure from {above} on), but smaller than promised (down to {bound}): the model is off, fit and validate it again.",
+        "gone": f"{at}: the promise (down to {bound}) is not kept, and no gain is seen (it would be sure from {above} on).",
+        "below": f"{at}: less than the model says (down to {bound}): fit and validate it again.",
+    }[outcome]
     if drifted:
-        return "tune_again", f"{at}: worse, and the traffic has moved ({', '.join(drifted)}), so the prediction no longer applies."
-    return "roll_back", f"{at}: worse than the model's error explains, on the same traffic."
+        return "tune_again", f"{text} But the traffic has moved ({', '.join(drifted)}), so that neither number was made for it."
+    return ADVICE[outcome], text

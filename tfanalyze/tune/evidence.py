@@ -114,6 +114,17 @@ def worst_error(profiles: Mapping[str, Profile]) -> ModelError:
     return ModelError(found[worst], worst)
 
 
+def error_facts(profiles: Mapping[str, Profile]) -> dict[str, Any]:
+    """What is known of the model's error, as a study keeps it: the worst gated figure, and P95 TTFT's where it was measured.
+
+    ``value`` is what an export goes by where P95 TTFT was not measured.
+    """
+    worst = worst_error(profiles)
+    known = [abs(p.held_out["ttft_s_p95"]) for p in profiles.values() if "ttft_s_p95" in p.held_out]
+    found: dict[str, Any] = {"held_out": worst.share, "by": worst.by, "value": worst.share}
+    return found | ({"ttft_s_p95": max(known)} if known else {})
+
+
 def error_of(profiles: Mapping[str, Profile], goal: Goal) -> float | None:
     """Held-out error of the objective's own figure in percent, None where it was never measured."""
     metric = goal.objectives[0].terms[0][1]

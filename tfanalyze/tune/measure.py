@@ -115,6 +115,36 @@ def measured(trace: Trace, outcome: Outcome, classes: tuple[SloClass, ...], from
     )
 
 
+def observed_run(trace: Trace, classes: tuple[SloClass, ...], from_s: float = 0.0) -> Measured | None:
+    """The log itself as if it were an outcome, from ``from_s`` on, so that one definition measures both.
+
+    What the log shows cut or rejected counts with the output it would have had.  None without times of finished requests.
+    """
+    from tfanalyze.replay.outcome import Outcome
+    from tfanalyze.replay.state import OK, REASON_NONE, REASON_SHED, REJECTED
+    from tfanalyze.tune.demand import reconstruct
+
+    if trace.observed is None or not np.isfinite(trace.observed.e2e_s).any():
+        return None
+    trace = reconstruct(trace)
+    seen, n = trace.observed, len(trace)
+    assert seen is not None
+    ended = (seen.status == 0) | ((seen.status < 0) & np.isfinite(seen.e2e_s))
+    status = np.where(ended, OK, np.where(seen.status == 4, REJECTED, 1)).astype(np.int8)
+    first = trace.arrival_s + np.where(np.isfinite(seen.ttft_s), seen.ttft_s, seen.e2e_s)
+    nothing = np.zeros(n, np.int32)
+    outcome = Outcome(
+        arrival_s=trace.arrival_s, admit_s=trace.arrival_s, start_s=trace.arrival_s,
+        first_token_s=first, finish_s=trace.arrival_s + seen.e2e_s, status=status,
+        reason=np.where(seen.status == 4, REASON_SHED, REASON_NONE).astype(np.int8),
+        attempts=np.ones(n, np.int8), instance=seen.instance, hit_tokens=nothing,
+        delivered_tokens=np.where(ended, trace.output_tokens, 0).astype(np.int32),
+        preemptions=np.zeros(n, np.int16), waste_tokens={}, instance_names=trace.instances,
+        instance_busy_s=np.zeros(0), seed=0, trace_hash="", profile_hash="", policy={}, kernel_s=0.0,
+    )  # fmt: skip
+    return measured(trace, outcome, classes, from_s, 1.0)
+
+
 def resized(fleet: Fleet, less: int) -> Fleet:
     """The fleet with ``less`` instances fewer (more, if negative), taken from the largest pool first."""
     counts = [pool.count for pool in fleet.pools]

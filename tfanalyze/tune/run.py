@@ -19,8 +19,17 @@ from tfanalyze.trace import Trace
 from tfanalyze.tune import evidence as ev
 from tfanalyze.tune.compare import Bench, Difference
 from tfanalyze.tune.demand import censored, reconstruct
-from tfanalyze.tune.measure import Evaluator, ReplayEvaluator, Runner, Scenario, Window
+from tfanalyze.tune.measure import (
+    Evaluator,
+    Measured,
+    ReplayEvaluator,
+    Runner,
+    Scenario,
+    Window,
+    observed_run,
+)
 from tfanalyze.tune.objective import Metric, Objective, parse_constraint, parse_objective, sizes_for
+from tfanalyze.tune.promise import promise_of
 from tfanalyze.tune.select import Power, choose, least_change, power_check, screen, sensitivity, shortlist
 from tfanalyze.tune.space import Space, Value, make_space
 from tfanalyze.tune.study import Found, Goal, Progress, SearchPlan, Tried, defaults_of, search
@@ -47,6 +56,7 @@ class Setup:
     plan: SearchPlan
     seed: int
     progress: Progress | None
+    observed: Measured | None = None  # the log's own holdout, where it is the present config that the log shows
 
     def say(self, share: float, what: str) -> None:
         if self.progress is not None:
@@ -147,10 +157,12 @@ def tune(
         goals = tuple(g.scaled(base) for g in goals)
         bench.objective = goals[0]
         goal = Goal(goals, rules, tuple(base), max(abs(goals[0].value(base)), 1e-9), (1,), sizes)
-        setup = Setup(space, present, goal, bench, runner, plan, seed, progress)
+        seen = observed_run(trace, classes, windows["holdout"].start_s) if present.name == "recorded" else None
+        setup = Setup(space, present, goal, bench, runner, plan, seed, progress, seen)
         result = tune_with(
             setup, profiles=profiles, members=len(members), fleet=fleet, rivals=rivals, control=control, bands=bool(bands)
         )
+    result["max_model_error"] = max_model_error
     return _finish(result, present, trace, profiles, fleet, policy, objective, constraints, notes, error, begin, plan, classes)
 
 
@@ -182,7 +194,7 @@ def tune_with(
     case = Case(moved, loads, models, ev.error_of(profiles, setup.goal), _broken(setup, tuned))
     word, reason = verdict(case)
     result |= {"verdict": word, "verdict_reason": reason, "model_error_pct": model_bound(case)}
-    result |= _holdout_facts(setup, tuned, loads, models)
+    result |= _holdout_facts(setup, tuned, loads, models, members)
     if fleet.n_instances > 1:
         result["one_instance_less"] = ev.one_less(setup.bench, setup.present, tuned).to_json()
     if bands:
@@ -232,7 +244,7 @@ def _no_power(setup: Setup, power: Power) -> dict[str, Any]:
     return {
         "power": power.to_json(), "trials": 0, "search_s": 0.0, "optuna_share": 0.0, "verdict": "keep_current", "verdict_reason": text,
         "model_error_pct": None, "baselines": {}, "against": {}, "knobs": {}, "recommend": describe(setup.present),
-        **_holdout_facts(setup, setup.present, loads, []),
+        **_holdout_facts(setup, setup.present, loads, [], 0),
     }  # fmt: skip
 
 
@@ -249,9 +261,13 @@ def _search_facts(setup: Setup, found: Found) -> dict[str, Any]:
 
 
 def _holdout_facts(
-    setup: Setup, tuned: PolicySet, loads: Mapping[float, Difference], models: Sequence[Difference]
+    setup: Setup, tuned: PolicySet, loads: Mapping[float, Difference], models: Sequence[Difference], members: int
 ) -> dict[str, Any]:
     now = loads[1.0]
+    others = [
+        (setup.bench.get(ev.holdout(setup.present, ev.HOLDOUT_SEEDS[:1], profile=m))[0], setup.bench.get(ev.holdout(tuned, ev.HOLDOUT_SEEDS[:1], profile=m))[0])
+        for m in range(1, members + 1)
+    ]
     runs = setup.bench.get(ev.holdout(tuned))
     base = setup.bench.get(ev.holdout(setup.present))
     shed = float(np.mean([Metric("shed").value(m) for m in runs]))
@@ -269,6 +285,7 @@ def _holdout_facts(
         "shed_share_present": float(np.mean([Metric("shed").value(m) for m in base])),
         "predicted": _features(runs),
         "predicted_present": _features(base),
+        "promise": promise_of(setup.goal.objectives[0], base, runs, others, setup.observed, setup.seed),
     }
 
 
@@ -421,15 +438,19 @@ def _finish(
     plan: SearchPlan,
     classes: tuple[SloClass, ...],
 ) -> dict[str, Any]:
+    from tfanalyze.models.validating import regime as fitted_regime
     from tfanalyze.replay.fleet import profile_hash
     from tfanalyze.trace import trace_hash
     from tfanalyze.tune.check import regime
 
+    outside = fitted_regime(trace, profiles)["text"]
+
     goal: tuple[Objective, ...] = parse_objective(objective)
     return result | {
         "wall_s": time.monotonic() - begin, "policy": policy, "baseline": describe(present)["policy"], "objective": objective, "unit": goal[0].unit,
-        "constraints": list(constraints), "seed": plan.seed, "trace_hash": trace_hash(trace), "instances": fleet.n_instances,
+        "constraints": list(constraints), "seed": plan.seed, "trace_hash": trace_hash(trace), "instances": fleet.n_instances, "gateway_replicas": fleet.gateway.replicas,
         "profile_hash": profile_hash(profiles), "notes": [*trace.notes, *notes],
-        "model_error": {"held_out": error.share, "by": error.by}, "regime": regime(trace),
+        "model_error": ev.error_facts(profiles), "regime": regime(trace),
+        "outside_regime": [f"the traffic is outside of what the profile was fitted on: {outside}"] if outside else [],
         "classes": [c.name for c in classes],
     }  # fmt: skip
