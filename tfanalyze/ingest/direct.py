@@ -76,7 +76,7 @@ def _plan(form: Format, ctx: Context) -> Plan:
     cols = {name: col for name, col in judge.columns_of(form, sample).items() if name in REQUEST_COLUMNS}
     found = reader(form, ctx)
     uses_staged = any(re.search(rf"\b{sample.staged}\b", col.sql) for col in cols.values())
-    if found is None or uses_staged or "arrival_us" not in cols or ctx.options.start_at is not None or len(sample.times) > 1:
+    if found is None or uses_staged or "arrival_us" not in cols or CONSTANT.fullmatch(cols["arrival_us"].sql) or ctx.options.start_at is not None or len(sample.times) > 1:
         raise NotDirect
     fields, names = found
     absent = [f'"{name}" IS NOT NULL' for name in names if name not in sample.present]
@@ -88,12 +88,16 @@ def _read(con: duckdb.DuckDBPyConnection, form: Format, plan: Plan) -> tuple[jud
     """Make the table. Errors: NotDirect if the file is not all like its start."""
     table, source = parts.unused_name(con), plan.ctx.source
     stored = {name: col for name, col in plan.cols.items() if not CONSTANT.fullmatch(col.sql)}
+    if plan.never:  # here, and not in a WHERE: a filter over every row takes three times as long
+        col = stored["arrival_us"]
+        unlike = " OR ".join(f"({sql})" for sql in plan.never)
+        stored["arrival_us"] = replace(col, sql=f"CASE WHEN {unlike} THEN error('unlike its start')::BIGINT ELSE {col.sql} END")
     picked = ", ".join(f'{col.sql} AS "{name}"' for name, col in stored.items())
     values = judge.hidden_values(stored, plan.ctx.options)
-    kept = ", ".join(f'try_cast({sql} AS {REQUEST_COLUMNS[name]}) AS "{name}"' for name, sql in values.items())
-    alike = f" WHERE CASE WHEN {' OR '.join(f'({sql})' for sql in plan.never)} THEN error('unlike its start') ELSE true END" if plan.never else ""
+    kept = ", ".join(f"try_cast({sql} AS {REQUEST_COLUMNS[name]})" for name, sql in values.items())
+    parts.create(con, table, values)
     with _measured(source) as plain:
-        con.execute(f"CREATE TABLE {table} AS SELECT {kept} FROM (SELECT {picked} FROM {plan.fields}{alike})")
+        con.execute(f"INSERT INTO {table}({', '.join(values)}) SELECT {kept} FROM (SELECT {picked} FROM {plan.fields})")
     cols = {name: Col(f'"{name}"', col.prov) if name in stored else col for name, col in plan.cols.items()}
     first = _one(con, f"SELECT coalesce(min(rowid), 0) FROM {table}")  # far from 0 until the transaction ends
     staged = f"(SELECT NULL::VARCHAR AS bad, {judge.own_line(form, first)} AS line, * FROM {table})"
