@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -82,3 +84,18 @@ class Planted:
         )  # fmt: skip
 
 
+class Doomed(Planted):
+    """The first measurement on a cluster says which process it is in, and hangs until that is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(0.3, noise=0.05)
+        self.folder = folder
+
+    def measure(self, policy: PolicySet, scenario: Scenario, sizes: tuple[int, ...] = ()) -> Measured:
+        try:
+            with (self.folder / "pid").open("x") as f:
+                f.write(str(os.getpid()))
+        except FileExistsError:
+            return super().measure(policy, scenario, sizes)
+        time.sleep(120.0)
+        return super().measure(policy, scenario, sizes)

@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
 
 import pytest
 
-from tests.tune.synthetic import Planted, toy_space
+from tests.tune.synthetic import Doomed, Planted, toy_space
 from tfanalyze.errors import ConfigError, WorkspaceError
 from tfanalyze.tune.measure import Runner
 from tfanalyze.tune.objective import parse_objective
@@ -142,3 +143,43 @@ def test_a_local_ray_cluster_finds_what_one_process_finds() -> None:
     with RayRunner(Planted(0.3, noise=0.05), "local", 2) as runner:
         found = search(toy_space(), GOAL, runner, SearchPlan(16))
     assert rows(found) == rows(alone)
+
+
+def test_the_trial_of_a_killed_ray_worker_is_run_again(tmp_path: Path) -> None:
+    """kill -9 of the process that measures, on a real cluster: the trial runs in another, and nothing else changes."""
+    pytest.importorskip("ray", reason="needs the ray extra")
+    from tfanalyze.tune.remote import RayRunner
+
+    alone = here(None, 16)
+    killed: list[int] = []
+
+    def executioner() -> None:
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline and not (tmp_path / "pid").exists():
+            time.sleep(0.1)
+        time.sleep(0.5)
+        pid = int((tmp_path / "pid").read_text()) if (tmp_path / "pid").exists() else os.getpid()
+        if pid != os.getpid():
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+    thread = threading.Thread(target=executioner)
+    thread.start()
+    begin_s = time.monotonic()
+    with RayRunner(Doomed(tmp_path), "local", 2) as runner:
+        found = search(toy_space(), GOAL, runner, SearchPlan(16))
+    thread.join()
+    assert killed and time.monotonic() - begin_s < 100
+    assert rows(found) == rows(alone)
+
+
+def test_what_is_shared_can_be_read_while_it_is_written(tmp_path: Path) -> None:
+    """A reader such as optuna-dashboard opens the journal by Optuna's own backend, and sees what this process sees."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    path = tmp_path / "studies.journal"
+    found = here(str(path), 12)
+    study = optuna.load_study(study_name="s", storage=optuna.storages.JournalStorage(JournalFileBackend(str(path))))
+    complete = [t for t in study.trials if t.state.is_finished()]
+    assert [(t.number, tuple(t.values)) for t in complete] == [(t.number, t.values) for t in found.tried]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.tune.synthetic import PRESENT, Planted, toy_space
@@ -102,6 +103,24 @@ def test_the_number_of_workers_changes_nothing(sampler: str) -> None:
             found = search(toy_space(), goal, runner, SearchPlan(30, sampler))
         runs.append([(t.number, t.policy, t.values) for t in found.tried])
     assert runs[0] == runs[1]
+
+
+def test_of_many_trials_the_best_and_the_latest_are_modelled() -> None:
+    import optuna
+
+    from tfanalyze.tune.sampler import HISTORY, _PastStudy
+
+    study = optuna.create_study(direction="maximize")
+    values = np.random.default_rng(1).permutation(300).astype(float)
+    for value in values:
+        trial = study.ask()
+        study.tell(trial, value)
+    past = _PastStudy(study, 249, HISTORY).trials
+    assert len(past) == HISTORY and [t.number for t in past] == sorted({t.number for t in past})
+    assert max(t.number for t in past) == 249
+    best = sorted(range(200), key=lambda k: -values[k])[: HISTORY // 2]
+    assert {t.number for t in past} == {*best, *range(200, 250)}
+    assert len(_PastStudy(study, 80, HISTORY).trials) == 81
 
 
 def test_a_short_look_ends_bad_trials() -> None:

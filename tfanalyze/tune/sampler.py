@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 DEPTH = 8  # trials that may be in flight at once; at least the workers of one machine
 CANDIDATES = 12  # points that TPE weighs for each proposal: half of its default costs half and finds the same here
+HISTORY = 100  # past trials that TPE models, half of them the best and half the latest: its cost grows with their number
 SAMPLERS = ("tpe", "gp", "cmaes", "random")
 
 
@@ -55,17 +56,26 @@ def seed_of(seed: int, number: int) -> int:
 
 
 class _PastStudy:
-    """A study as trial ``number`` may see it: trials up to ``number - depth``."""
+    """A study as trial ``number`` may see it: trials up to ``number - depth``, of many only ``most``."""
 
-    def __init__(self, study: optuna.Study, upto: int) -> None:
-        self._study, self._upto = study, upto
+    def __init__(self, study: optuna.Study, upto: int, most: int | None) -> None:
+        self._study, self._upto, self._most = study, upto, most
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._study, name)
 
     def _get_trials(self, deepcopy: bool = True, states: Container[Any] | None = None, use_cache: bool = False) -> list[Any]:
         found = self._study._get_trials(deepcopy=deepcopy, states=states, use_cache=use_cache)
-        return [trial for trial in found if trial.number <= self._upto]
+        return self._kept([trial for trial in found if trial.number <= self._upto])
+
+    def _kept(self, trials: list[Any]) -> list[Any]:
+        if self._most is None or len(trials) <= self._most or len(self._study.directions) > 1:
+            return trials
+        sign = -1.0 if self._study.direction.name == "MAXIMIZE" else 1.0
+        half = self._most // 2
+        older = [t for t in trials[: -half] if t.values]  # those that the short look ended have none
+        best = sorted(older, key=lambda t: (sign * t.values[0], t.number))[:half]
+        return sorted(best, key=lambda t: t.number) + trials[-half:]
 
     def get_trials(self, deepcopy: bool = True, states: Container[Any] | None = None) -> list[Any]:
         return self._get_trials(deepcopy, states)
@@ -101,7 +111,7 @@ def numbered_sampler(
             return self._inner
 
         def _past(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> Any:
-            return _PastStudy(study, trial.number - depth)
+            return _PastStudy(study, trial.number - depth, HISTORY if name == "tpe" else None)
 
         def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
             if distributions is not None and name in ("tpe", "gp", "random"):
@@ -115,7 +125,7 @@ def numbered_sampler(
             return self._of(trial).sample_independent(self._past(study, trial), trial, param_name, param_distribution)
 
         def after_trial(self, study: Any, trial: Any, state: Any, values: Sequence[float] | None) -> None:
-            self._of(trial).after_trial(study, trial, state, values)
+            """Nothing: none of these samplers keeps anything but what the study holds, and there are no constraint functions."""
 
         def reseed_rng(self) -> None:
             """Seeds come from trial numbers."""

@@ -6,7 +6,7 @@ import inspect
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -93,7 +93,10 @@ def _opened(url: str) -> Any:
 
 
 class _Appending:
-    """Optuna's journal file, without a disk sync at every parameter: what is written survives the process that wrote it."""
+    """Optuna's journal file, without a disk sync at every parameter: what is written survives the process that wrote it.
+
+    Nor is it read back at every step: the file is locked, so what is in it was there at the start or was written here.
+    """
 
     def __new__(cls, path: str) -> Any:
         import json
@@ -103,16 +106,21 @@ class _Appending:
         class Backend(JournalFileBackend):
             def __init__(self) -> None:
                 super().__init__(path, lock_obj=_NoLock())  # type: ignore[arg-type]
+                self._lines = Path(path).read_bytes().splitlines()
                 self._tail = Path(path).open("ab", buffering=0)  # noqa: SIM115 - open as long as the study
                 self._synced_s = 0.0
 
             def append_logs(self, logs: list[dict[str, Any]]) -> None:
-                lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-                self._tail.write(lines.encode())
+                lines = [json.dumps(log, separators=(",", ":")).encode() for log in logs]
+                self._tail.write(b"".join(line + b"\n" for line in lines))
+                self._lines += lines
                 now_s = time.monotonic()
                 if now_s - self._synced_s > SYNC_S:  # a power cut may lose the last seconds, a kill nothing
                     os.fsync(self._tail.fileno())
                     self._synced_s = now_s
+
+            def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+                yield from map(json.loads, self._lines[log_number_from:])
 
         return Backend()
 
