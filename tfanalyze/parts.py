@@ -108,7 +108,7 @@ def unused_name(con: duckdb.DuckDBPyConnection) -> str:
 
 def create(con: duckdb.DuckDBPyConnection, table: str, stored: Collection[str]) -> None:
     """Make the table of a part, with these canonical columns."""
-    packed = {name: " USING COMPRESSION zstd" for name in UNIQUE}
+    packed = dict.fromkeys(UNIQUE, " USING COMPRESSION zstd")
     listed = ", ".join(f"{name} {kind}{packed.get(name, '')}" for name, kind in REQUEST_COLUMNS.items() if name in stored)
     con.execute(f"CREATE TABLE {table}({listed})")
 

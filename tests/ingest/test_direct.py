@@ -113,6 +113,21 @@ def test_odd_times_in_a_table(odd: str, tmp_path: Path) -> None:
     assert not same(write(tmp_path / "b.csv", [*cells, odd]))
 
 
+TIMES = (
+    "2026-01-01 00:00:00", "2026-01-01T00:00:00Z", "2026-01-01 00:00:00.1234567", "2026-01-01T00:00:00.5Z", "2026-1-2 3:4:5", "26-01-01 00:00:00",
+    "1600-01-01 00:00:00.5", "2026-01-01 00:00:00.12345678901", "2026-01-01", "2026-01-01 00:00", "2026/01/01 00:00:00", "2026-01-01 00:00:00+01",
+    "2026-01-01 00:00:00.5-01:30", "2026-01-01T00:00:00 UTC", "infinity", "epoch", "", "x", "2026-02-30 00:00:00", "2026-01-01 24:00:00",
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(usual=st.sampled_from(TIMES[:5]), odd=st.lists(st.sampled_from(TIMES), max_size=2), tz=st.sampled_from(["UTC", "Europe/Berlin"]))
+def test_any_times(usual: str, odd: list[str], tz: str, tmp_path: Path) -> None:
+    """One form of time at the start, others behind it."""
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens", *(f"{usual},{i},7" for i in range(4000)), *(f"{text},1,2" for text in odd)]
+    same(write(tmp_path / "a.csv", rows), tz=tz)
+
+
 def test_the_unit_of_times_is_that_of_the_whole_file(tmp_path: Path) -> None:
     """The start looks like seconds since the trace began; most of the file says milliseconds since 1970."""
     start = [{"arrival": i, "prompt_tokens": 5} for i in range(3000)]

@@ -76,7 +76,8 @@ def _plan(form: Format, ctx: Context) -> Plan:
     cols = {name: col for name, col in judge.columns_of(form, sample).items() if name in REQUEST_COLUMNS}
     found = reader(form, ctx)
     uses_staged = any(re.search(rf"\b{sample.staged}\b", col.sql) for col in cols.values())
-    if found is None or uses_staged or "arrival_us" not in cols or CONSTANT.fullmatch(cols["arrival_us"].sql) or ctx.options.start_at is not None or len(sample.times) > 1:
+    has_arrival = "arrival_us" in cols and not CONSTANT.fullmatch(cols["arrival_us"].sql)
+    if found is None or uses_staged or not has_arrival or ctx.options.start_at is not None or len(sample.times) > 1:
         raise NotDirect
     fields, names = found
     absent = [f'"{name}" IS NOT NULL' for name in names if name not in sample.present]
@@ -102,7 +103,7 @@ def _read(con: duckdb.DuckDBPyConnection, form: Format, plan: Plan) -> tuple[jud
     first = _one(con, f"SELECT coalesce(min(rowid), 0) FROM {table}")  # far from 0 until the transaction ends
     staged = f"(SELECT NULL::VARCHAR AS bad, {judge.own_line(form, first)} AS line, * FROM {table})"
     rows = judge.judged(form, cols, "line", plan.base, staged)
-    if not _whole(con, form, source, table, plain[0]) or not _times_hold(con, plan, table) or _no_arrival(con, rows, table):
+    if not _whole(con, form, source, table, plain[0]) or not _times_hold(con, plan, table) or _no_arrival(con, plan, rows, table):
         raise NotDirect
     return judge.Reading(form, plan.ctx, cols, plan.base, rows, hidden=True), table
 
@@ -154,10 +155,12 @@ def _times_hold(con: duckdb.DuckDBPyConnection, plan: Plan, table: str) -> bool:
     return (options.time_unit or seen_unit, options.time_base or seen_base) == (unit, plan.base)
 
 
-def _no_arrival(con: duckdb.DuckDBPyConnection, rows: str, table: str) -> bool:
-    """Whether some row has no place in time: it may be no record at all (a line `null`)."""
+def _no_arrival(con: duckdb.DuckDBPyConnection, plan: Plan, rows: str, table: str) -> bool:
+    """Whether some row has no place in time: it may be no record at all (a line `null`), or a time of another form."""
     if not _one(con, f"SELECT count(*) > count(arrival_us) FROM {table}"):
         return False
+    if "try_strptime" in plan.cols["arrival_us"].sql:
+        return True
     return bool(_one(con, f"SELECT count(*) FROM ({rows}) WHERE reason = 'no_arrival'"))
 
 
