@@ -1,8 +1,10 @@
 """Ingest against bare DuckDB reading the same file into a table, and polars and pandas doing the same mapping.
 
-    python benchmarks/ingest/run.py [--rows 1000000] [--repeat 3] [--folder /tmp]
+    python benchmarks/ingest/run.py [--rows 1000000] [--kinds jsonl csv parquet] [--repeat 3] [--folder /tmp]
 
-Writes RESULTS.md next to itself. Each measurement is a process of its own: seconds include opening and closing.
+Writes RESULTS.md next to itself, from this run and what ingest-bench.json in the folder holds of earlier ones. The files
+are generated, one format at a time, and removed. Each measurement is a process of its own: seconds include opening and
+closing. Bare DuckDB keeps the file's order and uses all cores, as tfanalyze does: both are its defaults.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 KINDS = {"jsonl": "gateway log", "csv": "Azure trace", "parquet": "mapped Parquet"}
 MAPPING = {
@@ -111,9 +114,37 @@ def run_one(tool: str, kind: str, path: str, db: str) -> None:
     print(json.dumps([time.perf_counter() - start, time.process_time() - used, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
 
 
+def measured(kind: str, rows: int, repeat: int, folder: Path) -> dict[str, Any]:
+    """Best seconds and CPU seconds, highest peak of each tool on one generated file."""
+    tools = [tool for tool in TOOLS if tool in ("tfanalyze", "duckdb") or importlib.util.find_spec(tool)]
+    path, db = make(kind, rows, folder), folder / "ingest-bench.db"
+    best: dict[str, tuple[float, float, float]] = {}
+    for _ in range(repeat):  # interleaved, so that a busy moment hits all tools alike
+        for tool in tools:
+            seconds, cpu, peak = one(tool, kind, path, db)
+            old = best.get(tool, (float("inf"), float("inf"), 0.0))
+            best[tool] = (min(old[0], seconds), min(old[1], cpu), max(old[2], peak))
+    size = path.stat().st_size
+    for left in (path, *folder.glob(db.name + "*")):
+        left.unlink()
+    return {"kind": kind, "rows": rows, "repeat": repeat, "bytes": size, "best": best}
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    lines = ["| file | tool | best s | rows/s | times bare DuckDB | CPU s | times its CPU | peak MiB |", "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    for result in results:
+        best = result["best"]
+        for tool, (seconds, cpu, peak) in best.items():
+            ratio, cpu_ratio = seconds / best["duckdb"][0], cpu / best["duckdb"][1]
+            what = f"{KINDS[result['kind']]} ({result['bytes'] / 1e6:,.0f} MB)"
+            lines.append(f"| {what} | {tool} | {seconds:.2f} | {result['rows'] / seconds:,.0f} | {ratio:.2f} | {cpu:.2f} | {cpu_ratio:.2f} | {peak:,.0f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("/tmp"))
     parser.add_argument("--one", nargs=4)
@@ -121,27 +152,19 @@ def main() -> None:
     if args.one:
         run_one(*args.one)
         return
-    tools = [tool for tool in TOOLS if tool in ("tfanalyze", "duckdb") or importlib.util.find_spec(tool)]
-    lines = ["| file | tool | best s | rows/s | times bare DuckDB | CPU s | times its CPU | peak MiB |", "| --- | --- | --- | --- | --- | --- | --- | --- |"]
-    for kind, what in KINDS.items():
-        path = make(kind, args.rows, args.folder)
-        best: dict[str, tuple[float, float, float]] = {}
-        for _ in range(args.repeat):  # interleaved, so that a busy moment hits all tools alike
-            for tool in tools:
-                seconds, cpu, peak = one(tool, kind, path, args.folder / "ingest-bench.db")
-                old = best.get(tool, (float("inf"), float("inf"), 0.0))
-                best[tool] = (min(old[0], seconds), min(old[1], cpu), max(old[2], peak))
-        for tool, (seconds, cpu, peak) in best.items():
-            ratio, cpu_ratio = seconds / best["duckdb"][0], cpu / best["duckdb"][1]
-            lines.append(f"| {what} ({path.stat().st_size / 1e6:.0f} MB) | {tool} | {seconds:.2f} | {args.rows / seconds:,.0f} | {ratio:.2f} | {cpu:.2f} | {cpu_ratio:.2f} | {peak:.0f} |")
     import duckdb
 
-    head = f"# Ingest speed\n\n{args.rows:,} rows, best of {args.repeat} interleaved runs, {os.cpu_count()} cores, Python {platform.python_version()}, DuckDB {duckdb.__version__}.\n"
-    text = (
-        head + "Bare DuckDB reads the file into a table with detected types; tfanalyze also hashes the file, maps and checks every row, makes\n"
-        "pseudonyms, and writes the canonical columns; polars and pandas do the mapping only.\n\n" + "\n".join(lines) + "\n"
-    )
-    Path(__file__).with_name("RESULTS.md").write_text(text)
+    kept = args.folder / "ingest-bench.json"
+    known = {(r["rows"], r["kind"]): r for r in (json.loads(kept.read_text()) if kept.exists() else [])}
+    for kind in args.kinds:
+        known[args.rows, kind] = measured(kind, args.rows, args.repeat, args.folder)
+        kept.write_text(json.dumps(list(known.values())))
+    here = Path(__file__)
+    text = f"# Ingest speed\n\n{os.cpu_count()} cores, Python {platform.python_version()}, DuckDB {duckdb.__version__}.\n{here.with_name('NOTES.md').read_text()}"
+    for rows in sorted({rows for rows, _ in known}, reverse=True):
+        results = [known[rows, kind] for kind in KINDS if (rows, kind) in known]
+        text += f"\n## {rows:,} rows, best of {min(r['repeat'] for r in results)} interleaved runs\n\n{table(results)}\n"
+    here.with_name("RESULTS.md").write_text(text)
     print(text)
 
 

@@ -97,7 +97,7 @@ def _read(con: duckdb.DuckDBPyConnection, form: Format, plan: Plan) -> tuple[jud
     values = judge.hidden_values(stored, plan.ctx.options)
     kept = ", ".join(f"try_cast({sql} AS {REQUEST_COLUMNS[name]})" for name, sql in values.items())
     parts.create(con, table, values)
-    with _measured(source) as plain:
+    with _measured(source, form.kind == "csv") as plain:
         con.execute(f"INSERT INTO {table}({', '.join(values)}) SELECT {kept} FROM (SELECT {picked} FROM {plan.fields})")
     cols = {name: Col(f'"{name}"', col.prov) if name in stored else col for name, col in plan.cols.items()}
     first = _one(con, f"SELECT coalesce(min(rowid), 0) FROM {table}")  # far from 0 until the transaction ends
@@ -109,13 +109,13 @@ def _read(con: duckdb.DuckDBPyConnection, form: Format, plan: Plan) -> tuple[jud
 
 
 @contextmanager
-def _measured(source: Source) -> Iterator[list[bool]]:
+def _measured(source: Source, text: bool) -> Iterator[list[bool]]:
     """Hash a file in a thread meanwhile; the list then says whether it is plain text."""
     stop, found, errors = Event(), list[bool](), list[BaseException]()
 
     def run() -> None:
         try:
-            found.append(files.measure(source, stop))
+            found.append(files.measure(source, stop, text))
         except BaseException as error:  # raised again where it is waited for
             errors.append(error)
 
