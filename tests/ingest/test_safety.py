@@ -17,7 +17,7 @@ from tfanalyze.errors import InputError, TfanalyzeError, WorkspaceError
 from tfanalyze.ingest import ingest_logs, ingest_metrics
 from tfanalyze.workspace import Workspace
 
-RUN = "import sys\nfrom tfanalyze.ingest import ingest_logs\nprint(ingest_logs(sys.argv[2:], db=sys.argv[1], wait_s=float({wait}))['totals']['taken'])\n"
+RUN = "import sys\nfrom tfanalyze.ingest import direct, ingest_logs\ndirect.MIN_BYTES = {least}\nprint(ingest_logs(sys.argv[2:], db=sys.argv[1], wait_s=float({wait}))['totals']['taken'])\n"
 
 
 def write_logs(folder: Path, files: int, rows: int) -> list[Path]:
@@ -33,8 +33,8 @@ def write_logs(folder: Path, files: int, rows: int) -> list[Path]:
     return paths
 
 
-def start(db: Path, paths: list[Path], wait: float = 0.0) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", RUN.replace("{wait}", str(wait)), str(db), *map(str, paths)]
+def start(db: Path, paths: list[Path], wait: float = 0.0, least: int = 1 << 60) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", RUN.replace("{wait}", str(wait)).replace("{least}", str(least)), str(db), *map(str, paths)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -48,11 +48,12 @@ def counts(db: Path) -> tuple[int, int, int]:
         return int(row[0]), int(row[1]), int(row[2])
 
 
+@pytest.mark.parametrize("least", [0, 1 << 60], ids=["in one pass", "staged"])
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TFANALYZE_KILLS", "3"))))
-def test_killed_at_a_random_moment(tmp_path: Path, seed: int) -> None:
+def test_killed_at_a_random_moment(tmp_path: Path, seed: int, least: int) -> None:
     paths = write_logs(tmp_path, 6, 4000)
     db = tmp_path / "w.duckdb"
-    process = start(db, paths)
+    process = start(db, paths, least=least)
     while not db.exists() and process.poll() is None:
         time.sleep(0.005)
     time.sleep(random.Random(seed).uniform(0.0, 0.8))
