@@ -61,6 +61,7 @@ def step_times(draw: Draw) -> StepTime:
         c_long_s=pick(0.0, 0.0000473, 0.000391),
         split_seqs=pick(0.0, 2.5, 4.7, 40.3),
         prefill_least_s=pick(0.0, 0.0191931),
+        graph_seqs=pick(0.0, 3.0, 8.0),
         form=pick("sum", "max"),
     )
 

@@ -63,7 +63,7 @@ def llamacpp(name: str) -> Run:
 
 
 SWEEP = "inferencex/llama70b_fp4_b200_sweep"
-SWEEP_LIMITS = EngineLimits(kv_tokens=782_160, block_size=16, max_num_batched_tokens=8192)  # server.log of each run
+SWEEP_LIMITS = EngineLimits(kv_tokens=782_160, block_size=16, max_num_batched_tokens=8192, async_scheduling=True)  # server.log of each run
 
 
 def sweep(*names: str) -> Run:
@@ -176,6 +176,7 @@ def llmservingsim(name: str, blocks: str = "sharegpt-llama-3.1-8b-300-sps10.stri
     copies = int(kwargs.get("data_parallel_size", 1))
     kv_tokens = (meta.get("kv_cache") or {}).get("num_kv_tokens") or 10_000_000
     limits = EngineLimits(
-        max_num_seqs=kwargs["max_num_seqs"] * copies, max_num_batched_tokens=kwargs["max_num_batched_tokens"] * copies, kv_tokens=kv_tokens
+        max_num_seqs=kwargs["max_num_seqs"] * copies, max_num_batched_tokens=kwargs["max_num_batched_tokens"] * copies, kv_tokens=kv_tokens,
+        async_scheduling=bool(meta.get("resolved_config", {}).get("scheduler_config", {}).get("async_scheduling", False)),
     )
     return Run(name, _workspace(out), Fleet((Pool("pool", engine=limits),)))

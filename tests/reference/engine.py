@@ -76,17 +76,19 @@ class Report:
 def step_s(cost: StepTime, prefill: float, attention: float, seqs: float, kv: float, longest: float) -> float:
     """Seconds of a step: models/profile.py, every step at least 1 microsecond."""
     fixed = max(cost.c0_s, 1e-6)
-    if prefill > 0:
-        fixed += cost.c_prefill_step_s
-    if seqs > 0:
-        fixed += cost.c_decode_step_s
-    compute = cost.c_prefill_s * prefill + cost.c_prefill2_s * prefill**2 + cost.c_attn_s * attention
-    compute += cost.c_seq_s * seqs + cost.c_seq_knee_s * max(0.0, seqs - cost.knee_seqs)
-    memory = cost.c_mem_s + cost.c_kv_s * kv + cost.c_kv2_s * kv**2
     if seqs > 0:
         if seqs < cost.split_seqs:
             longest = min(longest, kv / (cost.split_seqs - seqs / 2))
         fixed += cost.c_long_s * longest
+    if prefill > 0:
+        fixed += cost.c_prefill_step_s
+    if seqs > 0:
+        fixed += cost.c_decode_step_s
+    if prefill == 0 and cost.graph_seqs > 0 and seqs > 1:
+        seqs = 2 if seqs <= 2 else 4 if seqs <= 4 else cost.graph_seqs * ceil(seqs / cost.graph_seqs)
+    compute = cost.c_prefill_s * prefill + cost.c_prefill2_s * prefill**2 + cost.c_attn_s * attention
+    compute += cost.c_seq_s * seqs + cost.c_seq_knee_s * max(0.0, seqs - cost.knee_seqs)
+    memory = cost.c_mem_s + cost.c_kv_s * kv + cost.c_kv2_s * kv**2
     least = cost.prefill_least_s if prefill > 0 else 0.0
     return max(fixed + (max(compute, memory) if cost.form == "max" else compute + memory), least, 1e-6)
 

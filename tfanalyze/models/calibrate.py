@@ -8,7 +8,6 @@ replay cannot see keeps its value.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -28,10 +27,11 @@ if TYPE_CHECKING:
 Progress = Callable[[float, str], None]
 GROUPS: tuple[tuple[str, ...], ...] = (  # coefficients that one multiplier moves together
     ("c0_s", "c_decode_step_s", "c_mem_s"),
-    ("c_prefill_step_s",),
+    ("c_prefill_step_s", "prefill_least_s"),
     ("c_prefill_s", "c_attn_s", "c_prefill2_s"),
     ("c_seq_s", "c_seq_knee_s"),
     ("c_kv_s", "c_kv2_s"),
+    ("c_long_s",),
     ("request_s", "request_token_s"),
 )
 LEVELS = np.array([0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99])
@@ -40,6 +40,7 @@ PROBE = 0.06  # change of a log multiplier by which derivatives are taken: wide 
 ROUNDS = 6
 MOST_ROWS = 15_000  # the replayed trace is cut to its last rows beyond this
 MATTERS = 0.05  # a limit whose other values change the loss by less than this share is not searched
+FORM_NEAR, FORM_GAIN = 0.15, 0.05  # forms this near in held-out error are replayed too; another must lower the loss by this share
 NOISE_FLOOR = 0.02  # relative error below which an agreement is as good as perfect
 
 
@@ -65,6 +66,11 @@ def observed(trace: Trace) -> Seen:
     return Seen(ttft, _tpot(ttft, e2e, trace.output_tokens), e2e, trace.arrival_s)
 
 
+def warmed_up(seen: Seen) -> npt.NDArray[np.bool_]:
+    """(n,) rows sent after the first answer began: an engine's first steps load and tune kernels, and teach nothing."""
+    return np.asarray(seen.arrival_s > np.nanmin(np.append(seen.arrival_s + seen.ttft_s, np.inf)), np.bool_)
+
+
 def simulated(trace: Trace, outcome: Outcome) -> Seen:
     """The same of a replay."""
     ok = outcome.status == 0
@@ -84,23 +90,18 @@ class Replayer:
         self, trace: Trace, fleet: Fleet, profiles: Mapping[str, Profile], classes: tuple[SloClass, ...], policies: Any = "recorded",
         series_bins: int = 0,
     ) -> None:  # fmt: skip
+        from tfanalyze.models.loop import closed_loop
         from tfanalyze.replay import Options, Simulator
 
+        trace = closed_loop(trace) if policies == "recorded" else trace
         patient = tuple(replace(c, timeout_s=np.inf, max_retries=0) for c in classes)  # rows are attempts already
         self.trace, self.fleet, self.policies = trace, fleet, policies
         self.simulator = Simulator(trace, fleet, dict(profiles), patient, Options(series_bins=series_bins))
         self.count = 0
 
     def __call__(self, profiles: Mapping[str, Profile], seed: int = 1) -> Outcome:
-        from tfanalyze.replay.fleet import instance_records, profile_hash
-
         self.count += 1
-        one = copy.copy(self.simulator)
-        records, _ = instance_records(self.fleet, profiles)
-        one.shared = replace(self.simulator.shared, inst=records)
-        one._idle = []
-        one.profile_hash = profile_hash(profiles)
-        return one.run(self.policies, seed)
+        return self.simulator.with_profiles(profiles).run(self.policies, seed)
 
     def latencies(self, profiles: Mapping[str, Profile]) -> Seen:
         return simulated(self.trace, self(profiles))
@@ -223,13 +224,8 @@ def _step(jacobian: F64, r: F64, x: F64, width: F64, damping: float) -> F64:
 
 
 def _opened(profile: Profile) -> Profile:
-    """A coefficient that the regression put at zero, but whose interval reaches above it, starts inside the interval."""
-    step: dict[str, float] = {}
-    for name, high in profile.high.items():
-        if hasattr(profile.step, name) and getattr(profile.step, name) < high / 4.0:
-            step[name] = high / 4.0
-    request_s = max(profile.request_s, 1e-3)
-    return replace(profile, step=with_coefficients(profile.step, step), request_s=request_s)
+    """A multiplier cannot move a zero: the requests' own time starts at a millisecond at least."""
+    return replace(profile, request_s=max(profile.request_s, 1e-3))
 
 
 def _movable(profile: Profile, group: int) -> bool:
@@ -283,12 +279,13 @@ def calibrate_fit(
     say: Progress,
     classes: tuple[SloClass, ...] = DEFAULT_CLASSES,
     seed: int = 1,
-    refit: Callable[[Fleet], dict[str, Profile]] | None = None,
+    refit: Callable[..., Any] | None = None,
 ) -> tuple[dict[str, Profile], dict[str, list[Profile]], Fleet]:
     """Calibrate on the first 70 % of the trace, judge on the rest, keep what is better there, then use all of it.
 
     Engine limits that nobody said (KV tokens inferred from the log, token budget a step) are tried at other values,
-    with the profiles that `refit` gives for them; those that agree best on the 70 % are kept.
+    with what `refit(fleet, form)` gives for them (profiles, draws, reports); those that agree best on the 70 % are kept. Forms of the
+    step time whose intervals were predicted nearly as well are calibrated too; the one that predicts the rest best is kept.
     """
     from tfanalyze.trace import cut, load_trace
 
@@ -300,29 +297,42 @@ def calibrate_fit(
         return profiles, ensemble, fleet
     target = observed(trace)
     late = trace.arrival_s > np.quantile(trace.arrival_s, 0.7)
-    early_rows, late_rows = np.flatnonzero(~late), np.flatnonzero(late)
+    warm = warmed_up(target)
+    early_rows, late_rows = np.flatnonzero(~late & warm), np.flatnonzero(late & warm)
     replayer = Replayer(trace, fleet, profiles, classes)
     trained = calibrate(replayer, profiles, target, early_rows, seed=seed, progress=_part(say, 0.4, 0.6))
-    for assumed, others in _alternatives(report["assumed"]):
+    again = refit or (lambda *_: (profiles, ensemble, report["profiles"]))
+    for assumed, others in _alternatives(report["assumed"]) if refit else []:
+        before = getattr(fleet.pools[0].engine, assumed)
         for make in others:
             tried_fleet = make(fleet)
-            first = refit(tried_fleet) if refit else profiles
-            other = Replayer(trace, tried_fleet, first, classes)
+            other = Replayer(trace, tried_fleet, profiles, classes)
             if abs(_loss(other, trained.profiles, target, early_rows) / _loss(replayer, trained.profiles, target, early_rows) - 1.0) < MATTERS:
                 continue  # this limit was never reached: nothing to find
-            tried = calibrate(other, first, target, early_rows, seed=seed)
+            first = again(tried_fleet)
+            tried = calibrate(other, first[0], target, early_rows, seed=seed)
             if tried.loss_after < 0.9 * trained.loss_after:
-                replayer, trained, profiles = other, tried, first
-        before, fleet = getattr(fleet.pools[0].engine, assumed), replayer.fleet
+                replayer, trained = other, tried
+                profiles, ensemble = first[0], first[1]
+                report["profiles"] = first[2]
+        fleet = replayer.fleet
         value = getattr(fleet.pools[0].engine, assumed)
         why = "agrees best in replay, of the usual values" if value != before else "assumed: no other usual value agrees clearly better in replay"
         kept = [text for text in report["assumed"] if not text.startswith(assumed)]
         report["assumed"] = [*kept, f"{assumed} {value} ({why})"]
+    for form in _other_forms(report) if refit else []:
+        first = again(fleet, form)
+        tried = calibrate(replayer, first[0], target, early_rows, seed=seed)
+        ours, theirs = (_loss(replayer, one.profiles, target, late_rows) for one in (trained, tried))
+        if theirs < (1.0 - FORM_GAIN) * ours:
+            trained, profiles, ensemble, report["profiles"] = tried, first[0], first[1], first[2]
+            for one in report["profiles"].values():
+                one["form_reason"] = f"as good as any in single intervals, and replays of the last 30 % agree better with it (loss {theirs:.2f} for {ours:.2f})"
     plain_error = quantile_errors(replayer.latencies(profiles), target, late_rows)
     held_out = quantile_errors(replayer.latencies(trained.profiles), target, late_rows)
     better = _score(held_out) <= _score(plain_error)
     draws = len(next(iter(ensemble.values()), []))
-    final = calibrate(replayer, profiles, target, np.arange(len(trace)), draws=draws, seed=seed, progress=_part(say, 0.7, 0.98))
+    final = calibrate(replayer, profiles, target, np.flatnonzero(warm), draws=draws, seed=seed, progress=_part(say, 0.7, 0.98))
     report["calibration"] = {
         "done": True, "kept": better, "replays": final.replays, "loss_before": final.loss_before, "loss_after": final.loss_after,
         "held_out_regression": plain_error, "held_out_calibrated": held_out,
@@ -339,6 +349,15 @@ def calibrate_fit(
     )
 
 
+def _other_forms(report: dict[str, Any]) -> list[str]:
+    """Forms as good as the chosen one in single intervals, or nearly: of every pool."""
+    each = []
+    for one in report["profiles"].values():
+        error = {row["form"]: row["held_out_relative_error"] for row in one["forms"]}
+        each.append({form for form, value in error.items() if value < (1.0 + FORM_NEAR) * error[one["form"]] and form != one["form"]})
+    return sorted(set.intersection(*each)) if each else []
+
+
 def _loss(replayer: Replayer, profiles: Mapping[str, Profile], target: Seen, rows: I64) -> float:
     r = residuals(replayer.latencies(profiles), target, rows, windows_of(target.arrival_s))
     return float(r @ r) + 1e-9
@@ -347,6 +366,8 @@ def _loss(replayer: Replayer, profiles: Mapping[str, Profile], target: Seen, row
 def _alternatives(assumed: list[str]) -> list[tuple[str, list[Callable[[Fleet], Fleet]]]]:
     """Limits worth trying: KV capacity where it was read off tokens in flight, and the token budget where nobody said it."""
     found: list[tuple[str, list[Callable[[Fleet], Fleet]]]] = []
+    if any(text.startswith("async_scheduling") for text in assumed):
+        found.append(("async_scheduling", [_ahead(True), _ahead(False)]))
     if any(text.startswith("kv_tokens") and "requests waited" in text for text in assumed):
         found.append(("kv_tokens", [_scaled_kv(share) for share in KV_SHARES]))
     if any(text.startswith("max_num_batched_tokens") for text in assumed):
@@ -358,6 +379,13 @@ def _scaled_kv(share: float) -> Callable[[Fleet], Fleet]:
     def change(fleet: Fleet) -> Fleet:
         pools = (replace(p, engine=replace(p.engine, kv_tokens=int(share * p.engine.kv_tokens))) for p in fleet.pools)
         return replace(fleet, pools=tuple(pools))
+
+    return change
+
+
+def _ahead(value: bool) -> Callable[[Fleet], Fleet]:
+    def change(fleet: Fleet) -> Fleet:
+        return replace(fleet, pools=tuple(replace(p, engine=replace(p.engine, async_scheduling=value)) for p in fleet.pools))
 
     return change
 

@@ -16,6 +16,7 @@ from tfanalyze.models.calibrate import quiet
 from tfanalyze.models.latency import (
     COEFFICIENTS,
     FORMS,
+    N_STEP,
     Regression,
     Rows,
     blocks_of,
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
     from tfanalyze.workspace import Workspace
 
 Progress = Callable[[float, str], None]
+Fitted = tuple[dict[str, Profile], dict[str, list[Profile]], dict[str, Any]]  # profiles, draws, reports, each by profile key
 LEAST_ROWS = 20
-FULL = list(FORMS.values())[-1]
+GRAPH_SEQS = 8.0  # CUDA graphs of decode as vLLM and SGLang capture them; a log without them must predict
+GRAPHS_MARGIN = 0.005  # this share better without
 MOST_REPLAYED = 300_000  # a whole log is replayed for its hits up to this length
 MOST_ROWS = 40_000  # rows used for the regression: a contiguous part keeps neighbours together
 
@@ -113,11 +116,12 @@ def fit(
         if calibrate:
             from tfanalyze.models.calibrate import calibrate_fit
 
-            def refit(tried: Fleet) -> dict[str, Profile]:
-                """The profiles of another engine: same rows, other chunks."""
-                return {key: _refitted(seen, profiles[key], pool, codes) for key, (pool, codes) in _groups(seen, tried).items()}
+            def refit(tried: Fleet, form: str = "") -> Fitted:
+                """The same of another engine (other chunks, steps planned ahead) or in another form."""
+                each = {key: _fit_pool(seen, key, pool, codes, draws, seed, prior, form) for key, (pool, codes) in _groups(seen, tried).items()}
+                return {k: one[0] for k, one in each.items()}, {k: one[1] for k, one in each.items()}, {k: one[2] for k, one in each.items()}
 
-            profiles, ensemble, used = calibrate_fit(workspace, seen, used, profiles, ensemble, report, say, refit=refit)
+            profiles, ensemble, used = calibrate_fit(workspace, seen, used, profiles, ensemble, report, say, refit=None if prior else refit)
     say(1.0, "done")
     engine = {profile_key(pool): asdict(pool.engine) for pool in used.pools}
     profiles = {key: replace(p, facts=p.facts | {"engine": engine[key]}) for key, p in profiles.items()}
@@ -197,43 +201,51 @@ def _fleet_order(seen: Observations, fleet: Fleet) -> list[int]:
     return order
 
 
-def _refitted(seen: Observations, profile: Profile, pool: Pool, codes: list[int]) -> Profile:
-    """The profile with coefficients of a regression for the pool's chunk size, form and intervals kept."""
-    rows = _rows(seen, pool, codes)
-    values = solve(rows, FORMS[profile.facts["form"]]).coefficients
-    fresh = _profile(values, profile.name, pool, seen, float(seen.facts.get("overhead_s", 0.0)))
-    return replace(profile, step=fresh.step, request_s=fresh.request_s, kv_tokens=fresh.kv_tokens, block_size=fresh.block_size)
+def _regressed(seen: Observations, pool: Pool, codes: list[int], form: str) -> tuple[Rows, Regression, list[dict[str, Any]], float]:
+    """Rows, regression, all forms tried, and the CUDA graphs' batch sizes (StepTime.graph_seqs), of one pool."""
+    graphs = pool.engine.scheduler != "llamacpp"
+    step = choose_form(_rows(seen, pool, codes, None, graphs))[0].step()
+    found: list[tuple[float, float, Rows, Regression, list[dict[str, Any]]]] = []
+    for padded in (True, False) if graphs else (False,):
+        rows = _rows(seen, pool, codes, step, padded)  # now that steps have a duration, the batch is averaged over them
+        fitted, forms = choose_form(rows, form)
+        error = next(row["held_out_relative_error"] for row in forms if row["form"] == fitted.form)
+        found.append((error * (1.0 + GRAPHS_MARGIN if found else 1.0), GRAPH_SEQS if padded else 0.0, rows.at_split(fitted.split_seqs), fitted, forms))
+    _, graph_seqs, rows, fitted, forms = min(found, key=lambda one: one[0])
+    return rows, fitted, forms, graph_seqs
 
 
-def _rows(seen: Observations, pool: Pool, codes: list[int]) -> Rows:
-    rows = rows_from_log(seen.log.take(np.isin(seen.log.instance, codes)), pool.engine.max_num_batched_tokens)
+def _rows(seen: Observations, pool: Pool, codes: list[int], step: StepTime | None, graphs: bool) -> Rows:
+    engine, mine = pool.engine, seen.log.take(np.isin(seen.log.instance, codes))
+    rows = rows_from_log(mine, engine.max_num_batched_tokens, engine.async_scheduling, step, graphs)
     if len(rows) > MOST_ROWS:
         rows = rows.take(np.argsort(rows.at_s, kind="stable")[-MOST_ROWS:])
     return rows
 
 
 def _fit_pool(
-    seen: Observations, key: str, pool: Pool, codes: list[int], draws: int, seed: int, prior: Profile | None
+    seen: Observations, key: str, pool: Pool, codes: list[int], draws: int, seed: int, prior: Profile | None, form: str = ""
 ) -> tuple[Profile, list[Profile], dict[str, Any]]:
+    """One pool's profile, its bootstrap draws and the report; `form` instead of the one that predicts best."""
     chosen = np.isin(seen.log.instance, codes)
     if chosen.sum() < (1 if prior else LEAST_ROWS):
         raise ProfileError(
             f"pool '{key}' has {int(chosen.sum())} timed requests, a fit needs {LEAST_ROWS}", key, "ingest more of the log, or start from a shipped profile (prior)"
         )
-    rows = _rows(seen, pool, codes)
-    believed = rows_from_prior(prior.step, prior.request_s, FULL) if prior else None
-    fitted, forms = choose_form(rows)
+    form = _form_of(prior) if prior else form
+    believed = rows_from_prior(prior.step, prior.request_s, FORMS[form]) if prior else None
+    rows, fitted, forms, graph_seqs = _regressed(seen, pool, codes, form)
     if believed is not None:
         both, weight = with_prior(rows, believed)
-        fitted = replace(solve(both, FULL, weight), form=list(FORMS)[-1])
-        fitted = replace(fitted, residuals=fitted.residuals[: len(rows)])
+        found = solve(both, FORMS[form], weight)
+        fitted = replace(fitted, coefficients=found.coefficients, residuals=found.residuals[: len(rows)])
     names = tuple(name for name in FORMS[fitted.form] if name in fitted.coefficients)
     sample = bootstrap(rows, names, count=draws, seed=seed, prior=believed)
     low, high = np.quantile(sample, 0.05, axis=0), np.quantile(sample, 0.95, axis=0)
     overhead = float(seen.facts.get("overhead_s", 0.0))
 
     def make(values: dict[str, float]) -> Profile:
-        return _profile(values, key, pool, seen, overhead)
+        return _profile(values, key, pool, seen, overhead, StepTime(c0_s=0.0, split_seqs=fitted.split_seqs, graph_seqs=graph_seqs))
 
     bounds = [{name: float(value) for name, value in zip(names, edge, strict=True)} for edge in (low, high)]
     if overhead:
@@ -260,10 +272,18 @@ def _fit_pool(
     return profile, [make(dict(zip(names, row, strict=True))) for row in sample], report
 
 
-def _profile(values: dict[str, float], key: str, pool: Pool, seen: Observations, overhead_s: float) -> Profile:
-    step = {name: float(values[name]) for name in COEFFICIENTS if name in values and name != "request_s"}
+def _form_of(prior: Profile) -> str:
+    """The shortest form that has all coefficients of the prior."""
+    known = {name for name in COEFFICIENTS if (getattr(prior.step, name, 0.0) or getattr(prior, name, 0.0)) > 0}
+    wide = [name for name in FORMS if known - {"c_decode_step_s"} <= set(FORMS[name])]
+    return wide[0] if wide else list(FORMS)[-1]
+
+
+def _profile(values: dict[str, float], key: str, pool: Pool, seen: Observations, overhead_s: float, shape: StepTime) -> Profile:
+    step = {name: float(values[name]) for name in COEFFICIENTS[:N_STEP] if name in values}
     return Profile(
-        name=key, step=with_coefficients(StepTime(c0_s=0.0), step), request_s=float(values.get("request_s", 0.0)) or overhead_s,
+        name=key, step=with_coefficients(shape, step),
+        request_s=float(values.get("request_s", 0.0)) or overhead_s, request_token_s=float(values.get("request_token_s", 0.0)),
         gpu=pool.gpu, model=pool.model, kv_tokens=pool.engine.kv_tokens, block_size=pool.engine.block_size,
     )  # fmt: skip
 

@@ -148,6 +148,7 @@ def _limits(
             limits = replace(limits, max_num_seqs=seqs)
         assumed.append(f"max_num_seqs {limits.max_num_seqs}" + (" (the most that ran while others waited)" if seqs else ""))
         assumed.append(f"max_num_batched_tokens {limits.max_num_batched_tokens}")
+        assumed.append(f"async_scheduling {limits.async_scheduling}")
     return limits, tuple(assumed)
 
 

@@ -30,6 +30,8 @@ class StepTime:
         and with p > 0 at least prefill_least_s: steps with prompt chunks run without a full CUDA graph, and the host needs
         that long to launch their kernels, whatever the GPU has to do meanwhile.
 
+    With graph_seqs G > 0 a step without prefill computes B taken up to the next CUDA graph: 1, 2, 4, then multiples of G.
+
     L = the longest context that a decoding sequence reads. An attention kernel that gives each sequence and head one
     thread block ends with its longest sequence; it splits contexts, so that all blocks read alike, only while the batch
     leaves blocks free: FlashInfer 0.6 `scheduler.cuh` while batch * KV heads < blocks the GPU holds at once
@@ -51,6 +53,7 @@ class StepTime:
     c_long_s: float = 0.0
     split_seqs: float = 0.0
     prefill_least_s: float = 0.0
+    graph_seqs: float = 0.0
     form: str = "sum"  # sum | max
 
 
@@ -88,7 +91,7 @@ STEP_UNITS = {
     "c_seq_knee_s": "s a decoding sequence above the knee and step", "knee_seqs": "sequences", "c_mem_s": "s a step",
     "c_kv_s": "s a KV token read", "c_kv2_s": "s a KV token read, squared",
     "c_long_s": "s a token of the longest context read", "split_seqs": "sequences from which contexts are not split",
-    "prefill_least_s": "s, the least that a step with prefill takes",
+    "prefill_least_s": "s, the least that a step with prefill takes", "graph_seqs": "sequences, CUDA graphs of decode are multiples of",
     "request_s": "s a request before the engine's queue",
     "request_token_s": "s a prompt token before the engine's queue", "response_s": "s from a step's end to the client",
 }  # fmt: skip

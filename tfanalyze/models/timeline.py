@@ -1,23 +1,25 @@
 """What ran when on every instance, rebuilt from a request log: work done in any interval, state at any time.
 
 An engine that batches continuously is busy whenever it has a request, so the time between two moments of a busy
-spell equals the cost of the work done in it, whoever it was done for. The timeline gives that work: steps, prefill
-tokens and their attention positions, decoded tokens and the KV they read.
+spell equals the cost of the work done in it, whoever it was done for. The timeline gives that work: steps that carried
+prompt chunks, their tokens and attention positions, and the batch that decoded meanwhile with the KV it read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tfanalyze.trace import F64, I32
+from tfanalyze.models.profile import StepTime
+from tfanalyze.trace import F64, I32, I64
 
 LEAST_SPAN_S = 1e-5  # spans are at least this long: two stamps of one clock tick
-DECODE_PIECES = 4  # context grows during decode: its reads are spread over this many pieces
-WORK = ("steps", "prefill_steps", "decode_steps", "prefill_tokens", "attn_tokens", "seq_steps", "kv_reads")
+SAME_STEP = 0.3  # first tokens closer than this share of a quick decode step come from one step
+CELLS = (2_000, 40_000)  # least and most time cells in which the decoding batch is counted
+SPLITS = 10  # batch sizes tried as the one from which contexts are no longer split
+MOST_CHUNKS = 64  # chunks of one prompt that are placed one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class RequestLog:
     cached_tokens: F64
     output_tokens: F64
     instances: tuple[str, ...] = ("0",)
-    partial_step: float = 0.0  # share of a step that a request waits for the one under way, inside [start, first]
+    guessed: bool = False  # starts are guessed: a request's own overhead lies between its start and its first token
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -56,17 +58,53 @@ class RequestLog:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Cumulative work of one instance: `times_s` (m,) break points, `work` (7, m) in the order of WORK."""
+    """What one instance did.
 
-    times_s: F64
-    work: F64
+    Steps with prompt chunks, in time order: `end_s` (c,), and the prompt tokens and attention positions done up to each,
+    `tokens` and `attention` (c + 1,); `own` (n,) is the step that gave each request of the log its first token.
+    The decoding batch by time: cell edges `edge_s` (g + 1,), and sums up to each edge of `weight` and, times it, of the number
+    of sequences (and of them taken up to the size of a CUDA graph), the tokens they read a step, and the longest context as a kernel sees it that splits contexts below each
+    of `splits` sequences (StepTime), shape (g + 1, len(splits)). The weight is time, or steps where their duration is known.
+    """
 
-    def between(self, start_s: F64, end_s: F64) -> F64:
-        """(7, k) work done in each interval."""
-        out = np.empty((len(WORK), len(start_s)))
-        for row, column in enumerate(self.work):
-            out[row] = np.interp(end_s, self.times_s, column) - np.interp(start_s, self.times_s, column)
-        return out
+    end_s: F64
+    tokens: F64
+    attention: F64
+    own: I64
+    edge_s: F64
+    weight: F64
+    seqs: F64
+    padded: F64
+    reads: F64
+    longest: F64
+    splits: tuple[float, ...]
+    apart_s: float  # steps end at least this far apart
+
+    def chunks(self, first: I64, last: I64) -> tuple[F64, F64, F64]:
+        """Steps with chunks, their tokens and positions, for steps first <= i < last (k,) each."""
+        return (
+            (last - first).astype(np.float64),
+            self.tokens[last] - self.tokens[first],
+            self.attention[last] - self.attention[first],
+        )
+
+    def steps_by(self, time_s: F64) -> I64:
+        """How many steps with chunks had ended by each time, one that ends at that very time included."""
+        return np.searchsorted(self.end_s, time_s + self.apart_s / 2.0, side="right")
+
+    def batch(self, start_s: F64, end_s: F64, graphs: bool = False) -> tuple[F64, F64, F64]:
+        """Means over each interval (k,): decoding sequences (`graphs`: as padded to a CUDA graph), tokens read a step, and
+        longest contexts (k, len(splits))."""
+        def between(total: F64) -> F64:
+            return np.asarray(np.interp(end_s, self.edge_s, total) - np.interp(start_s, self.edge_s, total))
+
+        weight = np.maximum(between(self.weight), 1e-12)
+
+        def mean(total: F64) -> F64:
+            return between(total) / weight
+
+        longest = [mean(column) for column in self.longest.T]
+        return mean(self.padded if graphs else self.seqs), mean(self.reads), np.stack(longest, axis=1) if longest else np.zeros((len(start_s), 0))
 
 
 def with_starts(log: RequestLog) -> RequestLog:
@@ -83,7 +121,7 @@ def with_starts(log: RequestLog) -> RequestLog:
         before = np.where(place > 0, first[np.maximum(place - 1, 0)], -np.inf)
         guess = np.maximum(log.arrival_s[rows], before)
         start[rows] = np.where(np.isnan(start[rows]), guess, start[rows])
-    return replace(log, start_s=np.minimum(start, log.first_s), partial_step=0.5)
+    return replace(log, start_s=np.minimum(start, log.first_s), guessed=True)
 
 
 def attention_tokens(cached: F64, computed: F64) -> F64:
@@ -91,74 +129,116 @@ def attention_tokens(cached: F64, computed: F64) -> F64:
     return computed * cached + computed * (computed + 1.0) / 2.0
 
 
-def build(log: RequestLog, chunk_tokens: int) -> list[Timeline]:
-    """One timeline an instance (empty where an instance has no rows). `chunk_tokens`: the engine's token budget a step."""
-    return [_build_one(log.take(log.instance == code), chunk_tokens) for code in range(len(log.instances))]
+def build(log: RequestLog, chunk_tokens: int, splits: tuple[float, ...] = (), step: StepTime | None = None) -> list[Timeline]:
+    """One timeline an instance, starts known. `chunk_tokens`: the engine's token budget a step; `splits`: batch sizes from
+    which a kernel might not split contexts, 0 = always; `step`: about what a step takes, so that slow times do not count for
+    more steps than they had."""
+    return [_build_one(log.take(log.instance == code), chunk_tokens, splits, step) for code in range(len(log.instances))]
 
 
-def _build_one(log: RequestLog, chunk_tokens: int) -> Timeline:
-    """Two kinds of gaps between break points. While a prompt is computed, every step carries a chunk of it, so the
-    chunks give the steps; elsewhere the decoding requests give them, one token a step each."""
+def _build_one(log: RequestLog, chunk_tokens: int, splits: tuple[float, ...], step: StepTime | None) -> Timeline:
     if len(log) == 0:
-        return Timeline(np.zeros(1), np.zeros((len(WORK), 1)))
+        none, one, two = np.zeros(0), np.zeros(1), np.zeros(2)
+        return Timeline(none, one, one, np.zeros(0, np.int64), two, two, two, two, two, np.zeros((2, len(splits))), splits, LEAST_SPAN_S)
+    apart_s = _apart_s(log)
+    end_s, tokens, attention, own = _chunk_steps(log, chunk_tokens, apart_s)
+    edge_s, seqs, reads, longest = _batch_cells(log)
+    weight = np.diff(edge_s)
+    if step is not None:
+        weight = weight / np.maximum(
+            step.c0_s + step.c_seq_s * seqs + step.c_kv_s * reads + step.c_long_s * _as_read(longest, reads, seqs, step.split_seqs), 1e-4
+        )
+    seen = [_as_read(longest, reads, seqs, split) * weight for split in splits]
+    return Timeline(
+        end_s, _sums(tokens), _sums(attention), own, edge_s, _sums(weight), _sums(seqs * weight), _sums(padded(seqs) * weight), _sums(reads * weight),
+        np.stack([_sums(column) for column in seen], axis=1) if seen else np.zeros((len(edge_s), 0)), splits, apart_s,
+    )  # fmt: skip
+
+
+def padded(seqs: F64) -> F64:
+    """Batch sizes as a decode step computes them with CUDA graphs: 1, 2, 4, then multiples of 8 (vLLM's default
+    `cudagraph_capture_sizes`; SGLang's are alike)."""
+    few = np.where(seqs <= 1.0, seqs, np.where(seqs <= 2.0, 2.0, 4.0))
+    return np.asarray(np.where(seqs <= 4.0, few, 8.0 * np.ceil(seqs / 8.0 - 1e-6)))
+
+
+def _as_read(longest: F64, reads: F64, seqs: F64, split: float) -> F64:
+    """The longest context, or the part of it that a kernel reads in one piece (StepTime)."""
+    return np.asarray(np.where(seqs >= split, longest, np.minimum(longest, reads / np.maximum(split - seqs / 2.0, 0.5))))
+
+
+def _apart_s(log: RequestLog) -> float:
+    """First tokens closer than this come from one step."""
+    many = log.output_tokens > 1
+    if not many.any():
+        return LEAST_SPAN_S
+    pace = (log.finish_s - log.first_s)[many] / (log.output_tokens[many] - 1.0)
+    return max(SAME_STEP * float(np.quantile(pace, 0.1)), LEAST_SPAN_S)
+
+
+def _chunk_steps(log: RequestLog, chunk_tokens: int, apart_s: float) -> tuple[F64, F64, F64, I64]:
+    """Steps that computed prompt tokens: end, tokens, positions, and the one that ended each request's prompt.
+
+    The last chunk of a prompt ends with its first token, earlier ones evenly between start and first token; chunks that
+    end together were in one step.
+    """
     computed = log.computed_tokens
     cached = log.input_tokens - computed
-    decode = np.maximum(log.output_tokens - 1.0, 0.0)
-    pieces = [log.first_s + (log.finish_s - log.first_s) * i / DECODE_PIECES for i in range(DECODE_PIECES + 1)]
-    times = np.unique(np.concatenate([log.start_s, np.maximum(log.first_s, log.start_s + LEAST_SPAN_S), log.first_s + LEAST_SPAN_S, *pieces]))
-    gaps = np.diff(times)
-    prefill = (log.start_s, log.first_s)
-    prefill_rate = _slopes(times, *prefill, computed)
-    prefilling = _counts(times, *prefill, np.ones(len(log)))
-    chunk_rate = _slopes(times, *prefill, np.ceil(computed / chunk_tokens) + log.partial_step)
-    chunk_rate = np.where(prefilling > 0.5, np.maximum(chunk_rate / np.maximum(prefilling, 1.0), prefill_rate / chunk_tokens), 0.0)
-    is_prefill = prefilling > 0.5
-    decoding = _counts(times, log.first_s, log.finish_s, decode > 0)
-    context = np.zeros(len(gaps))
-    for i in range(DECODE_PIECES):
-        context += _counts(times, pieces[i], pieces[i + 1], np.where(decode > 0, log.input_tokens + decode * (i + 0.5) / DECODE_PIECES + 1.0, 0.0))
-    pace = _pace(log, times, is_prefill, chunk_rate, decode, decoding)
-    rate = np.where(is_prefill, chunk_rate, pace)
-    work = [
-        rate,
-        np.where(is_prefill, chunk_rate, 0.0),
-        np.where(decoding > 0.5, rate, 0.0),
-        prefill_rate,
-        _slopes(times, *prefill, attention_tokens(cached, computed)),
-        rate * decoding,
-        rate * context,
-    ]
-    return Timeline(times, np.stack([_integral(np.asarray(column, np.float64), gaps) for column in work]))
+    count = np.clip(np.ceil(computed / chunk_tokens), 1, MOST_CHUNKS).astype(np.int64)
+    row = np.repeat(np.arange(len(log)), count)
+    k = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    size = computed / count
+    span = log.first_s - log.start_s
+    when = log.first_s[row] - span[row] * (count[row] - 1 - k) / count[row]
+    order = np.argsort(when, kind="stable")
+    when, row, k = when[order], row[order], k[order]
+    step = np.concatenate([[0], np.cumsum(np.diff(when) > apart_s)]).astype(np.int64)
+    end_s = np.zeros(int(step[-1]) + 1)
+    np.maximum.at(end_s, step, when)
+    own = np.zeros(len(log), np.int64)
+    last = k == count[row] - 1
+    own[row[last]] = step[last]
+    attention = attention_tokens(cached[row] + k * size[row], size[row])
+    return end_s, _count(step, size[row], len(end_s)), _count(step, attention, len(end_s)), own
 
 
-def _pace(log: RequestLog, times: F64, is_prefill: npt.NDArray[np.bool_], chunk_rate: F64, decode: F64, decoding: F64) -> F64:
-    """(m - 1,) decode steps a second outside of prefill: what each request has left to decode there, averaged."""
-    gaps = np.diff(times)
-    chunks = _integral(chunk_rate, gaps)
-    free = _integral(np.asarray(~is_prefill, np.float64), gaps)
-    spent = np.interp(log.finish_s, times, chunks) - np.interp(log.first_s, times, chunks)
-    open_s = np.interp(log.finish_s, times, free) - np.interp(log.first_s, times, free)
-    own = np.where(open_s > LEAST_SPAN_S, np.maximum(decode - spent, 0.1 * decode) / np.maximum(open_s, LEAST_SPAN_S), 0.0)
-    total = _counts(times, log.first_s, log.finish_s, own)
-    return np.where(decoding > 0.5, total / np.maximum(decoding, 1.0), 0.0)
+def _batch_cells(log: RequestLog) -> tuple[F64, F64, F64, F64]:
+    """Cell edges (g + 1,) and per cell (g,): decoding sequences, tokens they read a step, the longest context."""
+    cells = int(np.clip(8 * len(log), *CELLS))
+    edge_s = np.linspace(float(log.start_s.min()), float(log.finish_s.max()) + LEAST_SPAN_S, cells + 1)
+    width = edge_s[1] - edge_s[0]
+    middle = (edge_s[1:] + edge_s[:-1]) / 2.0
+    some = log.output_tokens > 1
+    first, finish = log.first_s[some], log.finish_s[some]
+    seqs = _shares(edge_s, first, finish) / width
+    low, high = np.searchsorted(middle, first), np.searchsorted(middle, finish)
+    row = np.repeat(np.arange(len(first)), high - low)
+    cell = np.arange(len(row)) - np.repeat(np.cumsum(high - low) - (high - low), high - low) + low[row]
+    made = (log.output_tokens[some] - 1.0)[row] * (middle[cell] - first[row]) / np.maximum((finish - first)[row], LEAST_SPAN_S)
+    context = log.input_tokens[some][row] + 1.0 + made
+    reads, longest = np.bincount(cell, context, cells), np.zeros(cells)
+    np.maximum.at(longest, cell, context)
+    number = np.bincount(cell, minlength=cells)
+    return edge_s, seqs, np.where(number > 0, reads / np.maximum(number, 1) * seqs, 0.0), longest
 
 
-def _slopes(times: F64, start: F64, end: F64, amount: F64) -> F64:
-    """(m - 1,) rate of work in every gap between break points."""
-    span = np.maximum(end - start, LEAST_SPAN_S)
-    return _counts(times, start, start + span, amount / span)
+def _shares(edge_s: F64, start: F64, end: F64) -> F64:
+    """(g,) seconds of all intervals that fall into each cell."""
+    def before(times: F64) -> F64:  # sum over intervals' ends of max(0, edge - time)
+        ordered = np.sort(times)
+        total = np.concatenate([[0.0], np.cumsum(ordered)])
+        place = np.searchsorted(ordered, edge_s)
+        return np.asarray(place * edge_s - total[place])
+
+    return np.maximum(np.diff(before(start) - before(end)), 0.0)
 
 
-def _counts(times: F64, start: F64, end: F64, weight: F64 | npt.NDArray[np.bool_]) -> F64:
-    delta = np.zeros(len(times) + 1)
-    weights = np.asarray(weight, dtype=np.float64)
-    np.add.at(delta, np.searchsorted(times, start - 1e-12), weights)
-    np.add.at(delta, np.searchsorted(times, end - 1e-12), -weights)
-    return np.maximum(np.cumsum(delta)[: len(times) - 1], 0.0)
+def _count(where: I64, weights: F64, size: int) -> F64:
+    return np.asarray(np.bincount(where, weights, size), np.float64)
 
 
-def _integral(rate: F64, gaps: npt.NDArray[np.floating[Any]]) -> F64:
-    return np.concatenate([[0.0], np.cumsum(rate * gaps)])
+def _sums(values: F64) -> F64:
+    return np.concatenate([[0.0], np.cumsum(values)])
 
 
 @dataclass(frozen=True, slots=True)

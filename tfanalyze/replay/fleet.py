@@ -19,7 +19,7 @@ ROLES = {"both": 0, "prefill": 1, "decode": 2}
 STEP_FIELDS = (
     "c0_s", "c_prefill_step_s", "c_decode_step_s", "c_prefill_s", "c_prefill2_s", "c_attn_s", "c_seq_s",
     "c_seq_knee_s", "knee_seqs", "c_mem_s", "c_kv_s", "c_kv2_s", "c_long_s", "split_seqs",
-    "prefill_least_s",
+    "prefill_least_s", "graph_seqs",
 )  # fmt: skip
 LEAST_STEP_S = 1e-6
 

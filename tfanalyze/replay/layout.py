@@ -230,6 +230,7 @@ INST = np.dtype(
         ("c_long_s", "f8"),
         ("split_seqs", "f8"),
         ("prefill_least_s", "f8"),
+        ("graph_seqs", "f8"),
         ("form_max", "i4"),
         ("prefill_tok_s", "f8"),  # at a full chunk, nothing else running
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -57,6 +58,15 @@ class Simulator:
         self._trace_hash: str | None = None
         self._idle: list[Arrays] = []
         self._lock = threading.Lock()
+
+    def with_profiles(self, profiles: Profile | Mapping[str, Profile]) -> Simulator:
+        """The same trace and fleet with other profiles; only the instances are prepared anew."""
+        other = copy.copy(self)
+        other.profiles = {profiles.name: profiles} if isinstance(profiles, Profile) else dict(profiles)
+        other.shared = replace(self.shared, inst=instance_records(self.fleet, other.profiles)[0])
+        other.profile_hash = profile_hash(other.profiles)
+        other._idle = []  # arrays in use hold the instances they were made for
+        return other
 
     @property
     def trace_hash(self) -> str:

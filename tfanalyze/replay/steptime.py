@@ -19,7 +19,19 @@ def fixed_s(inst, p, b):
 
 
 @inner
+def padded(inst, b):
+    """The batch of the CUDA graph that a decode step of b sequences runs in."""
+    if inst.graph_seqs <= 0.0 or b <= 1:
+        return b
+    if b <= 4:
+        return 2.0 if b <= 2 else 4.0
+    return inst.graph_seqs * np.ceil(b / inst.graph_seqs)
+
+
+@inner
 def compute_s(inst, p, a, b):
+    if p <= 0:
+        b = padded(inst, float(b))
     t = inst.c_prefill_s * p + inst.c_prefill2_s * p * p + inst.c_attn_s * a + inst.c_seq_s * b
     if b > inst.knee_seqs:
         t += inst.c_seq_knee_s * (b - inst.knee_seqs)
