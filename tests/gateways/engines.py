@@ -11,7 +11,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,6 +37,14 @@ class Engine:
     slots: int = 64
     port: int = field(default_factory=free_port)
     served: int = 0
+    running: int = 0  # chat calls it is answering
+    polled_s: float = 0.0  # monotonic time when its load was last asked for
+    reported: int = 0  # running, as it said then
+    on_chat: Callable[[str], None] | None = (
+        None  # called with the body of each chat call; the answer waits for it
+    )
+    healthy: bool = True  # answers health checks
+    status: int = 200  # of chat answers
 
     @property
     def url(self) -> str:
@@ -48,15 +57,17 @@ class Engine:
                 "data": [{"id": "m", "object": "model", "owned_by": "test", "max_model_len": 8192}],
             }
         if path == "/v1/loads":
+            self.polled_s, self.reported = time.monotonic(), self.running
             load = {
-                "dp_rank": 0, "num_running_reqs": 1, "num_waiting_reqs": self.waiting, "num_total_reqs": 1 + self.waiting,
+                "dp_rank": 0, "num_running_reqs": self.running, "num_waiting_reqs": self.waiting,
+                "num_total_reqs": self.running + self.waiting,
                 "num_used_tokens": int(self.kv_used_share * 10000), "max_total_num_tokens": 10000, "token_usage": self.kv_used_share,
                 "gen_throughput": 500.0, "cache_hit_rate": 0.0, "utilization": self.kv_used_share, "max_running_requests": self.slots,
             }  # fmt: skip
             return {"timestamp": "t", "dp_rank_count": 1, "loads": [load]}
         if path == "/metrics":
             return (
-                f'vllm:num_requests_running{{model_name="m"}} 1\nvllm:num_requests_waiting{{model_name="m"}} {self.waiting}\n'
+                f'vllm:num_requests_running{{model_name="m"}} {self.running}\nvllm:num_requests_waiting{{model_name="m"}} {self.waiting}\n'
                 f'vllm:kv_cache_usage_perc{{model_name="m"}} {self.kv_used_share}\nsglang:token_usage {self.kv_used_share}\n'
             )
         if path == "/version":
@@ -69,6 +80,12 @@ class Engine:
             "model_type": "llama",
             "max_running_requests": self.slots,
         }
+
+    def render(self, body: Any) -> Any:
+        """As vLLM's .../render: the prompt as tokens; here one each four characters, the same text the same number."""
+        text = "".join(str(m.get("content")) for m in body.get("messages", ()))
+        tokens = [zlib.crc32(text[k : k + 4].encode()) % 100_000 for k in range(0, len(text), 4)]
+        return {"request_id": "x", "model": "m", "token_ids": tokens, "sampling_params": {}}
 
     def answer(self, body_bytes: int) -> Any:
         message = {"role": "assistant", "content": "hi"}
@@ -86,9 +103,9 @@ def _handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *_: Any) -> None:
             pass
 
-        def _send(self, found: Any) -> None:
+        def _send(self, found: Any, status: int = 200) -> None:
             data = found.encode() if isinstance(found, str) else json.dumps(found).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Type", "text/plain" if isinstance(found, str) else "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.send_header("x-backend", engine.name)
@@ -96,15 +113,24 @@ def _handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(data)
 
         def do_GET(self) -> None:
-            self._send(engine.report(self.path.split("?")[0]))
+            path = self.path.split("?")[0]
+            self._send(engine.report(path), 200 if engine.healthy or path != "/health" else 503)
 
         def do_POST(self) -> None:
             size = int(self.headers.get("Content-Length", 0))
-            self.rfile.read(size)
-            if self.path.split("?")[0] == "/v1/chat/completions":
+            body = self.rfile.read(size)
+            if self.path.split("?")[0] == "/v1/chat/completions/render":
+                self._send(engine.render(json.loads(body)))
+                return
+            chat = self.path.split("?")[0] == "/v1/chat/completions"
+            if chat:
                 engine.served += 1
+                engine.running += 1
+                if engine.on_chat is not None:
+                    engine.on_chat(body.decode())
                 time.sleep(engine.delay_s)
-            self._send(engine.answer(size))
+                engine.running -= 1
+            self._send(engine.answer(size), engine.status if chat else 200)
 
     return Handler
 

@@ -22,6 +22,7 @@ FLAGS = {
     for name in (
         "policy", "least_load_kv_pressure_weight", "least_load_default_throughput", "least_load_mean_prefill_tokens", "worker_overload_waiting_requests",
         "worker_overload_token_usage", "cache_threshold", "balance_abs_threshold", "balance_rel_threshold", "prefix_hash_load_factor",
+        "prefix_hash_balance_abs_threshold",
     )
 }  # fmt: skip
 UNMODELLED = {

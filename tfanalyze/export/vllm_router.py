@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tfanalyze.export import argv, routers
-from tfanalyze.export.parts import Context, Rendered, from_public, only, policy_class, policy_set
+from tfanalyze.export.parts import Context, Rendered, from_public, only, params_of, policy_class, policy_set
 from tfanalyze.replay.policies import PolicySet
 
 PROOF = "proven: vllm-router 0.1.17 starts with it and routes by it (make test-gateways)"
@@ -15,6 +15,10 @@ FLAGS = {
     name: argv.flag_of(name)
     for name in ("policy", "cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
 }
+RENDER_NOTE = (
+    "cache_aware matches the tokens that workers answer at /v1/chat/completions/render: check that yours have this route, "
+    "without it every request goes to the least loaded"
+)
 UNMODELLED = {
     "--program-scheduling-config-json": ("never", "kv_aware without it"),
     "--vllm-pd-disaggregation": ("never", "export for an aggregated fleet"),
@@ -38,8 +42,11 @@ def render(policy: PolicySet, ctx: Context) -> Rendered:
         text = argv.script("vllm-router 0.1.17", [PROGRAM], new, routers.workers(ctx))
     else:
         text = argv.edit(ctx.current, new, "--policy" if "--policy" in present else PROGRAM, ctx.current_name)
-    dropped = ("prefix matches are of characters there, of token blocks in replay",)
-    return Rendered({MAIN: text}, routers.notes(ctx), dropped, (f"sh {MAIN}",))
+    dropped = ("prefix matches are of single tokens there, of whole blocks in replay",)
+    notes = routers.notes(ctx)
+    if params_of(policy.instance)["policy"] == "cache_aware":
+        notes += (RENDER_NOTE,)
+    return Rendered({MAIN: text}, notes, dropped, (f"sh {MAIN}",))
 
 
 def check(files: Mapping[str, str]) -> list[str]:

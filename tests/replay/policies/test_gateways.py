@@ -28,7 +28,7 @@ def test_dynamos_cost_is_what_its_selector_logged() -> None:
         "dynamo", prefill_load_scale=1.4, overlap_score_credit=0.85, decode_active_request_weight=0.5
     )
     view = make_view(
-        2, inflight=[0, 1], inflight_prefill_tokens=[0, 64], inflight_tokens=[0, 64 + 128], hit_tokens=[0, 64]
+        2, inflight=[0, 1], inflight_prefill_tokens=[0, 64], active_blocks=[0, 4], active_hit_blocks=[0, 4], hit_tokens=[0, 64]
     )
     assert decider.choose(view, make_request(input_tokens=64)) == 0
     assert decider.scores == pytest.approx([9.6, 10.94])
@@ -152,6 +152,49 @@ def test_smgs_least_load_counts_what_it_sent_since_the_poll() -> None:
         landed.append(decider.choose(view, make_request(now_s=10 + 0.01 * k, input_tokens=5)))
     assert 0 not in landed[:16]
     assert collections.Counter(landed)[0] in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("inflight", "stays"),
+    [([12, 1, 7, 7], True), ([9, 1, 3, 4], True), ([8, 2, 2, 4], True), ([14, 4, 8, 3], False), ([6, 1, 0, 0], False)],
+)
+def test_smgs_spill_gate_is_what_the_program_did(inflight: list[int], stays: bool) -> None:
+    """Above the mean by more than the larger of 4 and ceil(2 sqrt(mean)): seen with 1.13.0 at its default of 64."""
+    decider = instance("smg", policy="cache_aware", cache_threshold=0.5, balance_rel_threshold=1.1)
+    view = make_view(4, inflight=inflight, running=inflight, hit_tokens=[800, 0, 0, 0])
+    assert (decider.choose(view, make_request(input_tokens=1000, now_s=1)) == 0) == stays
+
+
+def test_smgs_load_is_what_was_reported_and_what_was_sent_since() -> None:
+    """As the real program did: in flight at the router counts for nothing until the worker reports it."""
+    decider = instance("smg", policy="power_of_two")
+    view = make_view(2, inflight=[9, 0], running=[1, 2], waiting=[0, 1], age_s=1.0)
+    landed = []
+    for k in range(4):  # 1 against 3, and each request sent counts one
+        view["age_s"] = 1.0 + 0.01 * k
+        landed.append(decider.choose(view, make_request(now_s=10 + 0.01 * k)))
+    assert landed[:2] == [0, 0] and sorted(landed[2:]) == [0, 1]
+    view["age_s"], view["running"] = 0.0, [5, 2]  # a new report: what was sent is in it
+    assert decider.choose(view, make_request(now_s=11)) == 1
+
+
+def test_smgs_prefix_hash_spills_by_both_thresholds() -> None:
+    """One key: 14 in flight of 14 spill (14 - 15 / 4 > 10), 13 do not; at a threshold of 3, five do (1.13.0)."""
+    for threshold, stay in ((10, 13), (3, 4)):
+        decider = instance("smg", policy="prefix_hash", prefix_hash_balance_abs_threshold=threshold)
+        request = make_request(prefix=7, now_s=1)
+        home = decider.choose(make_view(4), request)
+        load = [0] * 4
+        load[home] = stay
+        assert decider.choose(make_view(4, inflight=load), request) == home
+        load[home] = stay + 1
+        assert decider.choose(make_view(4, inflight=load), request) != home
+
+
+def test_vllm_routers_equal_matches_go_to_the_less_loaded() -> None:
+    decider = instance("vllm_router", cache_threshold=0.5)
+    view = make_view(3, inflight=[2, 1, 0], hit_tokens=[60, 60, 0])
+    assert decider.choose(view, make_request(input_tokens=100)) == 1
 
 
 def test_smg_leaves_out_the_overloaded_unless_all_are() -> None:

@@ -73,6 +73,18 @@ def longest_match(view, rng, scores):
 
 
 @helper
+def longest_match_least_loaded(view, rng, scores):
+    """Of those with the longest prefix believed cached, the one with the fewest requests in flight."""
+    best = 0.0
+    for n in range(view.size):
+        if view[n].ready == 1:
+            best = max(best, view[n].hit_tokens)
+    for n in range(view.size):
+        scores[n] = view[n].inflight if view[n].hit_tokens == best else np.inf
+    return least(scores, view, rng)
+
+
+@helper
 def imbalanced(view, absolute, relative):
     """max - min > absolute AND max > relative * min of requests in flight at this router."""
     low, high = np.inf, 0.0

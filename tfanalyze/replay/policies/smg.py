@@ -73,28 +73,44 @@ def random_usable(view, rng, guard, max_waiting, max_usage, strict, but):
 
 @helper
 def spilled(view, best, absolute, relative):
-    """1.13: the matched worker's own load is above the mean by min(abs, max(4, 2 sigma)) and above rel * mean."""
-    total, squares, count = 0.0, 0.0, 0.0
+    """The matched worker has more in flight than the mean by min(abs, max(4, ceil(2 sqrt(mean)))) and than rel * mean."""
+    total, count = 0.0, 0.0
     for n in range(view.size):
         if view[n].ready == 1:
             total += view[n].inflight
-            squares += view[n].inflight * view[n].inflight
             count += 1.0
     mean = total / max(1.0, count)
-    sigma = np.sqrt(max(0.0, squares / max(1.0, count) - mean * mean))
     load = view[best].inflight
-    return load - mean > min(absolute, max(4.0, 2.0 * sigma)) and load > relative * mean
+    return load - mean > min(absolute, max(4.0, np.ceil(2.0 * np.sqrt(mean)))) and load > relative * mean
+
+
+@helper
+def count_sent(view, memory, now_s):
+    """memory[n]: requests sent to n since its last report, which is as old as memory[size + n] says."""
+    for n in range(view.size):
+        report_s = now_s - view[n].age_s
+        if report_s > memory[view.size + n] + 1e-9:
+            memory[n] = 0.0
+            memory[view.size + n] = report_s
+
+
+@helper
+def known_load(v, sent):
+    """What smg takes for a worker's load: requests it reported, and those sent since."""
+    return v.running + v.waiting + sent
 
 
 @dataclass(frozen=True)
 class Smg:
     """smg's policies; least_load is argmin (queued + sent since the last poll) / throughput + w * k / (1 - k).
 
-    A request sent counts a fixed number of tokens: over HTTP the router does not know its length (seen with 1.13.0).
-    Workers above an overload threshold are left out unless all are.  cache_aware follows the longest match above the
-    threshold until the matched worker itself is overloaded against the mean.  Throughput is read from the profile for the
-    reported batch (the real one reads gen_throughput); prefix_hash rings on the first prefix block.
-    Source: smg 1.13.0; defaults as there.
+    A request sent counts a fixed number of tokens: over HTTP the router does not know its length.  Workers above an overload
+    threshold are left out unless all are.  cache_aware follows the longest match above the threshold (ties: the smaller
+    load) until the matched worker has too many in flight against the mean; then, and below the threshold, the least load.
+    Load, for power_of_two too, is what the worker last reported, running and waiting, and what was sent there since.
+    Throughput is read from the profile for the reported batch (the real one reads gen_throughput); prefix_hash rings on the
+    first prefix block.  The slice for workers that warm up is not modelled.
+    Source: smg 1.13.0, rules found by asking the program (tests/gateways/test_router_choices.py); defaults as there.
     """
 
     name: ClassVar[str] = "smg"
@@ -149,6 +165,9 @@ class Smg:
     prefix_hash_load_factor: float = param(
         1.25, "factor", 1.0, 10.0, "--prefix-hash-load-factor: times the mean load", tune=False
     )
+    prefix_hash_balance_abs_threshold: float = param(
+        10, "requests", 0, 1024, "--prefix-hash-balance-abs-threshold: above the mean load", integer=True, tune=False
+    )
 
     @staticmethod
     def memory_size(n_instances: int, n_sites: int, n_queues: int) -> int:
@@ -161,6 +180,7 @@ class Smg:
         worker_overload_token_usage, worker_overload_protection = params[5], params[6]
         cache_threshold, balance_abs_threshold = params[7], params[8]
         balance_rel_threshold, prefix_hash_load_factor = params[9], params[10]
+        prefix_hash_balance_abs_threshold = params[11]
         guard, wait, usage = (
             worker_overload_protection,
             worker_overload_waiting_requests,
@@ -170,20 +190,8 @@ class Smg:
         strict = 1
         if random_usable(view, rng, guard, wait, usage, 1, -1) < 0:
             strict = 0
-        if policy == LEAST_LOAD:
-            for n in range(size):
-                report_s = request.now_s - view[n].age_s
-                if report_s > memory[size + n] + 1e-9:
-                    memory[n] = 0.0
-                    memory[size + n] = report_s
-                drain_s = (view[n].queued_prefill_tokens + memory[n]) / drain_tok_s(
-                    view[n], least_load_default_throughput
-                )
-                scores[n] = drain_s + least_load_kv_pressure_weight * barrier(view[n].kv_used_share)
-            best = argmin_usable(view, rng, scores, guard, wait, usage, strict)
-            if best >= 0:
-                memory[best] += least_load_mean_prefill_tokens
-            return best
+        count_sent(view, memory, request.now_s)
+        best = -1
         if policy == ROUND_ROBIN:
             for k in range(size):
                 n = (np.int64(memory[2 * size]) + k) % size
@@ -193,42 +201,57 @@ class Smg:
             return -1
         if policy == RANDOM:
             return random_usable(view, rng, guard, wait, usage, strict, -1)
-        for n in range(size):
-            scores[n] = view[n].inflight
-        if policy == POWER_OF_TWO:
+        if policy == LEAST_LOAD:
+            for n in range(size):
+                sent = memory[n] * least_load_mean_prefill_tokens
+                drain_s = (view[n].queued_prefill_tokens + sent) / drain_tok_s(
+                    view[n], least_load_default_throughput
+                )
+                scores[n] = drain_s + least_load_kv_pressure_weight * barrier(view[n].kv_used_share)
+            best = argmin_usable(view, rng, scores, guard, wait, usage, strict)
+        elif policy == POWER_OF_TWO:
             a = random_usable(view, rng, guard, wait, usage, strict, -1)
             b = random_usable(view, rng, guard, wait, usage, strict, a)
-            return a if b < 0 or (a >= 0 and view[a].inflight <= view[b].inflight) else b
-        least = argmin_usable(view, rng, scores, guard, wait, usage, strict)
-        if least < 0:
-            return -1
-        if policy == CACHE_AWARE:
-            best = -1
             for n in range(size):
-                if usable(view[n], guard, wait, usage, strict) and (
-                    best < 0 or view[n].hit_tokens > view[best].hit_tokens
-                ):
-                    best = n
-            if view[best].hit_tokens > cache_threshold * request.input_tokens and not spilled(
-                view, best, balance_abs_threshold, balance_rel_threshold
+                scores[n] = known_load(view[n], memory[n])
+            best = a if b < 0 or (a >= 0 and scores[a] <= scores[b]) else b
+        elif policy == CACHE_AWARE:
+            hit = 0.0
+            for n in range(size):
+                if usable(view[n], guard, wait, usage, strict):
+                    hit = max(hit, view[n].hit_tokens)
+            if hit > cache_threshold * request.input_tokens:
+                for n in range(size):  # only those with the longest match
+                    scores[n] = known_load(view[n], memory[n]) if view[n].hit_tokens == hit else np.inf
+                best = argmin_usable(view, rng, scores, guard, wait, usage, strict)
+                if best >= 0 and spilled(view, best, balance_abs_threshold, balance_rel_threshold):
+                    best = -1
+            if best < 0:
+                for n in range(size):
+                    scores[n] = known_load(view[n], memory[n])
+                best = argmin_usable(view, rng, scores, guard, wait, usage, strict)
+        else:  # prefix_hash: the key's place on the ring, unless that is above the mean by both thresholds
+            total, count = 1.0, 0.0
+            for n in range(size):
+                scores[n] = view[n].inflight
+                if view[n].ready == 1:
+                    total += view[n].inflight
+                    count += 1.0
+            for n in range(size):  # rendezvous hashing in place of a ring: the same key keeps its worker
+                if usable(view[n], guard, wait, usage, strict):
+                    weight = hash_u64(hash_u64(request.prefix) + np.uint64(n))
+                    if best < 0 or weight > hash_u64(hash_u64(request.prefix) + np.uint64(best)):
+                        best = n
+            mean = total / max(1.0, count)
+            if (
+                best >= 0
+                and view[best].inflight > mean * prefix_hash_load_factor
+                and view[best].inflight - mean > prefix_hash_balance_abs_threshold
             ):
-                return best
-            return least
-        total, count = (
-            1.0,
-            0.0,
-        )  # prefix_hash: the key's place on the ring, unless it is above the mean by the factor
-        for n in range(size):
-            if view[n].ready == 1:
-                total += view[n].inflight
-                count += 1.0
-        best = -1
-        for n in range(size):  # rendezvous hashing in place of a ring: the same key keeps its worker
-            if usable(view[n], guard, wait, usage, strict):
-                weight = hash_u64(hash_u64(request.prefix) + np.uint64(n))
-                if best < 0 or weight > hash_u64(hash_u64(request.prefix) + np.uint64(best)):
-                    best = n
-        return best if view[best].inflight <= total / count * prefix_hash_load_factor else least
+                best = argmin_usable(view, rng, scores, guard, wait, usage, strict)
+        if best >= 0:
+            memory[best] += 1.0
+        return best
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tfanalyze.replay.policies.helpers_gateway import (
     by_hash,
     imbalanced,
     least_loaded,
-    longest_match,
+    longest_match_least_loaded,
     next_in_turn,
     two_choices,
 )
@@ -33,7 +33,10 @@ CACHE_AWARE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, KV_AWARE, CONSISTENT_HASH, STICK
 
 @dataclass(frozen=True)
 class VllmRouter:
-    """vllm-router's policies; cache_aware is sglang-router's, kv_aware follows the longest cached prefix.
+    """vllm-router's policies; cache_aware as sglang-router's, but over tokens; kv_aware follows the longest cached prefix.
+
+    The tokens are what the worker's /v1/chat/completions/render answers: with workers that have no such route the real one
+    takes the least loaded, whatever is cached.  Of equal matches the one with fewer in flight.
 
     kv_aware without any hit takes the least loaded.  consistent_hash keeps a session on its worker by hashing;
     sticky_least_loaded keeps it where its last turn went and places new sessions on the least loaded.
@@ -97,7 +100,7 @@ class VllmRouter:
         if policy == CONSISTENT_HASH:
             return by_hash(view, request.session)
         if policy == KV_AWARE or not imbalanced(view, balance_abs_threshold, balance_rel_threshold):
-            best = longest_match(view, rng, scores)
+            best = longest_match_least_loaded(view, rng, scores)
             least = 0.0 if policy == KV_AWARE else cache_threshold * request.input_tokens
             if best >= 0 and view[best].hit_tokens > least:
                 return best
