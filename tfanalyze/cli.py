@@ -346,11 +346,12 @@ def check(
 
 @app.command()
 def export(
-    target: Annotated[str, typer.Option("--target", metavar="NAME", help="tokenfleet, llmd, dynamo, ... (docs/exporting.md).")],
+    target: Annotated[str, typer.Option("--target", metavar="NAME", help="The gateway, as listed above.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the config and its evidence.")] = Path("export"),
     policy: Annotated[str | None, typer.Option("--policy", metavar="NAME+NAME", help="Policies to export. [default: the last study's best]")] = None,
     set: cp.Set = None,
-    current: Annotated[Path | None, typer.Option("--current", metavar="FILE", help="The gateway's present config: the result is a minimal change of it.")] = None,
+    current: Annotated[Path | None, typer.Option("--current", "--from", metavar="FILE", help="The gateway's present config: the result is a minimal change of it.")] = None,
+    endpoint: Annotated[list[str] | None, typer.Option("--endpoint", metavar="NAME=URL", help="Address of an instance; may be repeated. [default: table endpoints of tfanalyze.toml]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, show the difference.")] = False,
     db: cp.Db = DB,
     accept_model_error: cp.AcceptError = False,
@@ -358,12 +359,26 @@ def export(
     json: cp.Json = False,
     quiet: cp.Quiet = False,
 ) -> None:
-    """Write a tuned policy as the config of a gateway, with the evidence beside it."""
+    """Write a tuned policy as the config of a gateway, with the evidence beside it.
+
+    \b
+    tokenfleet        tfanalyze's own policies, for a gateway of your own
+    llm-d             EndpointPickerConfig and InferenceObjectives
+    smg               Shepherd Model Gateway: arguments, priority classes
+    sglang            sglang-router: arguments
+    dynamo            NVIDIA Dynamo: router policy file
+    vllm-router       vllm-router: arguments
+    production-stack  vLLM production-stack: Helm values
+    aibrix            AIBrix gateway: environment variables
+    litellm           LiteLLM proxy: config.yaml
+    envoy             Envoy: bootstrap
+    ray-serve         Ray Serve LLM: router of a deployment
+    """
     from tfanalyze import studies
 
     result = studies.export_run(
         target, out=out, policy=policy, settings=cp.parse_settings(set), current=current, dry_run=dry_run, db=db,
-        accept_model_error=accept_model_error, config=config,
+        accept_model_error=accept_model_error, config=config, endpoints=cp.parse_endpoints(endpoint),
     )  # fmt: skip
     cp.show("export", result, json, quiet)
 

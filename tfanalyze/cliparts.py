@@ -53,6 +53,19 @@ def parse_bounds(pairs: list[str] | None) -> dict[str, tuple[float, float]]:
     bounds: dict[str, tuple[float, float]] = {}
     for pair in pairs or []:
         name, _, span = pair.partition("=")
+def parse_endpoints(pairs: list[str] | None) -> dict[str, str]:
+    """NAME=URL pairs.  Errors: ConfigError for a pair that is none, or one name twice."""
+    found: dict[str, str] = {}
+    for pair in pairs or []:
+        name, equals, url = (part.strip() for part in pair.partition("="))
+        if not equals or not name or not url:
+            raise ConfigError(f"is {pair!r}", "--endpoint", "write NAME=URL, such as a100-0=http://10.0.0.5:8000")
+        if name in found:
+            raise ConfigError("is given twice", f"--endpoint {name}", "give it once")
+        found[name] = url
+    return found
+
+
         low, colon, high = span.partition(":")
         ends = (_number(low), _number(high))
         if not colon or isinstance(ends[0], str) or isinstance(ends[1], str) or not ends[0] < ends[1]:

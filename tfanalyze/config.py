@@ -177,3 +177,4 @@ def load_config(path: str | Path | None = None) -> Config:
     from tfanalyze.settings import load_config as load
 
     return load(path)
+    endpoints: Mapping[str, str] = field(default_factory=dict)  # instance -> base URL, for exported configs

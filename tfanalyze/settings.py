@@ -66,6 +66,7 @@ TABLES: dict[str, str] = {
     "events": "list of tables: [[events]]",
     "policies": "parameters, one table a policy: [policies.tokenpilot]",
     "ingest": "options of ingest, and [ingest.mapping]",
+    "endpoints": "addresses that export writes: instance = URL",
     "tune": "what tune takes by default, [tune.pin], [tune.bounds]",
 }
 
@@ -108,6 +109,7 @@ def parse_config(text: str, where: str = FILE) -> Config:
         gateway=gateway,
         settings=_settings(found.get("policies", {}), where),
         ingest=_table(found.get("ingest", {}), f"{where}: ingest"),
+        endpoints=_endpoints(found.get("endpoints", {}), f"{where}: endpoints"),
         tune=_tune(found.get("tune", {}), f"{where}: tune"),
         assumed=tuple(_assumed(found, classes)),
         path=where,
@@ -179,6 +181,13 @@ def _settings(found: Any, where: str) -> dict[str, float | str]:
                 raise ConfigError(f"is {value!r}", f"{where}: policies.{name}.{key}", "give a number, or a choice by name")
             settings[f"{name}.{key}"] = value
     return settings
+
+
+def _endpoints(found: Any, where: str) -> dict[str, str]:
+    for name, url in _table(found, where).items():
+        if not isinstance(url, str):
+            raise ConfigError(f"is {url!r}", f"{where}.{name}", "give a URL such as 'http://10.0.0.5:8000'")
+    return dict(found)
 
 
 def _tune(found: Any, where: str) -> TuneSettings:

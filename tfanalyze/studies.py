@@ -241,6 +241,7 @@ def export_run(
     db: str | Path = DB,
     accept_model_error: bool = False,
     config: Config | str | Path | None = None,
+    endpoints: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Export the last study's best policy, or ``policy`` with ``settings``.  Returns the JSON shape tfanalyze.export/1."""
     from tfanalyze.export import export, target_module
@@ -259,7 +260,7 @@ def export_run(
     evidence.setdefault("model_error", ready.model_error)
     result = export(
         target, chosen, out=Path(out), evidence=evidence, fleet=ready.fleet, classes=ready.classes, current=current,
-        dry_run=dry_run, accept_model_error=accept_model_error,
+        dry_run=dry_run, accept_model_error=accept_model_error, endpoints={**ready.config.endpoints, **(endpoints or {})},
     )  # fmt: skip
     if not dry_run:
         _keep(db, EXPORTED, target, finite(result))

@@ -282,3 +282,37 @@ def test_the_published_schema_is_that_of_the_declarations() -> None:
 def test_an_unknown_target_names_the_nearest() -> None:
     with pytest.raises(ExportError, match="did you mean 'llm-d'"):
         target_module("llmd")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"a100-9": "http://x:1"}, "no instance 'a100-9'.*did you mean"),
+        ({"a100-0": "10.0.0.5:8000"}, "is '10.0.0.5:8000'"),
+        ({"a100-0": "http://x:port"}, "give a URL"),
+    ],
+)
+def test_addresses_must_be_urls_of_instances(given: dict[str, str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=words):
+        run("sglang", load_policy("sglang"), tmp_path, endpoints=given)
+
+
+def test_addresses_land_in_the_config_or_a_note_says_why_not(tmp_path: Path) -> None:
+    urls = {f"a100-{k}": f"http://10.0.0.{k}:80/" for k in range(3)}
+    result = run("sglang", load_policy("sglang"), tmp_path, endpoints=urls)
+    script = tmp_path / "sglang-router.sh"
+    assert "--worker-urls http://10.0.0.0:80 http://10.0.0.1:80 http://10.0.0.2:80" in script.read_text()
+    assert not any("address" in note for note in result["notes"])
+    again = run("sglang", load_policy("sglang"), tmp_path / "b", endpoints=urls, current=script)
+    assert "the addresses given are not written: the present config keeps its own" in again["notes"]
+    other = run("aibrix", load_policy("aibrix"), tmp_path / "c", endpoints=urls)
+    assert "the addresses given are not written: aibrix finds its workers itself" in other["notes"]
+
+
+def test_the_command_names_every_target_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    from tfanalyze.cli import run as command
+
+    assert command(["export", "--help"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    told = [words[0] for words in lines if len(words) > 2 and words[0] in EXPORTERS]
+    assert told == list(EXPORTERS)

@@ -88,17 +88,21 @@ def export(
     Errors: ExportError for what the target cannot express, or outside the model's regime.
     """
     from tfanalyze.export import evidence as ev
-    from tfanalyze.export.parts import Context
+    from tfanalyze.export.parts import Context, check_endpoints
     from tfanalyze.export.yamltext import diff
 
     module, facts = target_module(target), dict(evidence or {})
     path = Path(current) if current is not None else None
     text = read_current(path) if path else None
-    ctx = Context(fleet, classes, facts, text, str(path or ""), dict(endpoints or {}))
+    ctx = Context(fleet, classes, facts, text, str(path or ""), check_endpoints(endpoints or {}, fleet))
     module.cannot_say(policy, ctx)
     doubts = ev.refuse_outside_regime(facts, accept_model_error, f"export --target {target}")
     before = module.parse(text, str(path)) if text is not None else None
     rendered = module.render(policy, ctx)
+    notes = rendered.notes
+    if ctx.endpoints and (text is not None or not getattr(module, "WRITES_ADDRESSES", False)):
+        why = "the present config keeps its own" if text is not None else f"{target} finds its workers itself"
+        notes += (f"the addresses given are not written: {why}",)
     said = module.effective(policy, ctx) if hasattr(module, "effective") else policy
     _prove(module, said, rendered.files, str(path or target))
     main = next(iter(rendered.files))
@@ -111,7 +115,7 @@ def export(
         "changed": _changed(before, policy),
         "proof": module.PROOF,
         "doubts": doubts,
-        "notes": list(rendered.notes),
+        "notes": list(notes),
         "dropped": list(rendered.dropped),
         "commands": list(rendered.commands),
         "rollback": _rollback(path, main),

@@ -25,6 +25,7 @@ from tfanalyze.export.parts import (
 )
 from tfanalyze.replay.policies import PolicySet
 
+WRITES_ADDRESSES = True
 PROOF = "proven: envoy 1.40.0 --mode validate accepts it; weights and breakers were seen to act (make test-gateways)"
 MAIN = "envoy.yaml"
 SITES = 4
@@ -107,7 +108,13 @@ def _localities(ctx: Context) -> list[tuple[str, str, list[tuple[str, int]]]]:
         for name, at in zip(instance_names(ctx.fleet), instance_sites(ctx.fleet), strict=True):
             if at == site.name:
                 parts = urlsplit(endpoint(ctx, name))
-                hosts.append((parts.hostname or name, parts.port or (443 if parts.scheme == "https" else 80)))
+                if parts.scheme == "https":
+                    raise ExportError(
+                        f"{name} is given as https",
+                        "export --target envoy",
+                        "give http: a new bootstrap has no TLS to engines; or give your own with --from",
+                    )
+                hosts.append((parts.hostname or name, parts.port or 80))
         found.append((site.region or site.name, site.name, hosts))
     return found
 

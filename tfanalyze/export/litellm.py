@@ -23,6 +23,7 @@ from tfanalyze.export.parts import (
 from tfanalyze.export.schema import problems
 from tfanalyze.replay.policies import PolicySet
 
+WRITES_ADDRESSES = True
 PROOF = "proven: LiteLLM 1.108.7 starts with it and shares requests by its weights (make test-gateways)"
 MAIN = "litellm.yaml"
 SITES = 4

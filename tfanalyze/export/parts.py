@@ -150,6 +150,27 @@ def endpoint(ctx: Context, name: str) -> str:
     return ctx.endpoints.get(name, f"http://{name}:8000")
 
 
+def check_endpoints(given: Mapping[str, str], fleet: Fleet) -> dict[str, str]:
+    """The addresses, without a last slash.  Errors: ExportError for an instance the fleet lacks, or what is no URL."""
+    import difflib
+    from urllib.parse import urlsplit
+
+    names = instance_names(fleet)
+    for name, url in given.items():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            mend = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(names[:8])}"
+            raise ExportError(f"the fleet has no instance {name!r}", f"endpoint {name}", mend)
+        try:
+            parts = urlsplit(url)
+            sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            sound = False
+        if not sound:
+            raise ExportError(f"is {url!r}", f"endpoint {name}", "give a URL such as http://10.0.0.5:8000")
+    return {name: url.rstrip("/") for name, url in given.items()}
+
+
 def endpoint_note(ctx: Context) -> tuple[str, ...]:
     missing = [name for name in instance_names(ctx.fleet) if name not in ctx.endpoints]
     if not missing:

@@ -8,6 +8,7 @@ from tfanalyze.export import argv, routers
 from tfanalyze.export.parts import Context, Rendered, from_public, only, policy_class, policy_set
 from tfanalyze.replay.policies import PolicySet
 
+WRITES_ADDRESSES = True
 PROOF = "proven: sglang-router 0.3.2 starts with it and routes by it (make test-gateways)"
 MAIN = "sglang-router.sh"
 PROGRAM = "sglang_router.launch_router"

@@ -13,6 +13,7 @@ from tfanalyze.export.parts import Context, Rendered, from_public, only, params_
 from tfanalyze.export.schema import problems
 from tfanalyze.replay.policies import PolicySet
 
+WRITES_ADDRESSES = True
 PROOF = "proven: smg 1.13.0 starts with it, routes by it and keeps its class slots (make test-gateways)"
 MAIN, PRIORITY = "smg.sh", "smg-priority.yaml"
 SWITCH, OFF = "--priority-scheduler-config", "--disable-worker-overload-protection"

@@ -8,6 +8,7 @@ from tfanalyze.export import argv, routers
 from tfanalyze.export.parts import Context, Rendered, from_public, only, params_of, policy_class, policy_set
 from tfanalyze.replay.policies import PolicySet
 
+WRITES_ADDRESSES = True
 PROOF = "proven: vllm-router 0.1.17 starts with it and routes by it (make test-gateways)"
 MAIN = "vllm-router.sh"
 PROGRAM = "vllm-router"
