@@ -48,11 +48,6 @@ def parse_settings(pairs: list[str] | None) -> dict[str, float | str]:
     return settings
 
 
-def parse_bounds(pairs: list[str] | None) -> dict[str, tuple[float, float]]:
-    """NAME.PARAM=LOW:HIGH pairs."""
-    bounds: dict[str, tuple[float, float]] = {}
-    for pair in pairs or []:
-        name, _, span = pair.partition("=")
 def parse_endpoints(pairs: list[str] | None) -> dict[str, str]:
     """NAME=URL pairs.  Errors: ConfigError for a pair that is none, or one name twice."""
     found: dict[str, str] = {}
@@ -66,6 +61,11 @@ def parse_endpoints(pairs: list[str] | None) -> dict[str, str]:
     return found
 
 
+def parse_bounds(pairs: list[str] | None) -> dict[str, tuple[float, float]]:
+    """NAME.PARAM=LOW:HIGH pairs."""
+    bounds: dict[str, tuple[float, float]] = {}
+    for pair in pairs or []:
+        name, _, span = pair.partition("=")
         low, colon, high = span.partition(":")
         ends = (_number(low), _number(high))
         if not colon or isinstance(ends[0], str) or isinstance(ends[1], str) or not ends[0] < ends[1]:

@@ -168,6 +168,7 @@ class Config:
     settings: Mapping[str, float | str] = field(default_factory=dict)  # "tokenpilot.cache_weight" -> value
     ingest: Mapping[str, Any] = field(default_factory=dict)  # options of ingest; "mapping" = column -> expression
     tune: TuneSettings = TuneSettings()
+    endpoints: Mapping[str, str] = field(default_factory=dict)  # instance -> base URL, for exported configs
     assumed: tuple[str, ...] = ()
     path: str = ""  # the file that was read, "" = none
 
@@ -177,4 +178,3 @@ def load_config(path: str | Path | None = None) -> Config:
     from tfanalyze.settings import load_config as load
 
     return load(path)
-    endpoints: Mapping[str, str] = field(default_factory=dict)  # instance -> base URL, for exported configs
