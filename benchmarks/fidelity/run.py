@@ -60,12 +60,14 @@ def sweep_rows(quick: bool) -> Table:
 def untold_rows() -> Table:
     """The same through the commands' own path: raw files ingested, no configuration given, everything else inferred."""
     out: Table = []
-    for train, test in (("tp1_bs32", "tp1_bs64"), ("tp1_bs64", "tp1_bs32")):
+    for train, test in (("tp1_bs32", "tp1_bs64"), ("tp1_bs64", "tp1_bs32"), ("tp1_bs16", "tp1_bs32"), ("tp8_bs64", "tp8_bs16"), ("tp8_bs16", "tp8_bs64")):
         learn, judge = sets.sweep_raw(f"{train}_offloadoff"), sets.sweep_raw(f"{test}_offloadoff")
         result = fit(learn, draws=40)
         got = validate(judge, result.profiles, ensemble=result.ensemble)
         engine = result.fleet.pools[0].engine
-        out.append(row_of(f"B200 70B {train}, nothing told", test, got["errors"], f"KV {engine.kv_tokens:,} tokens inferred, 782,160 true", covered(got)))
+        note = f"KV {engine.kv_tokens:,} tokens inferred" + (", 782,160 true" if "tp1" in train else "")
+        note += f"; planned ahead: {'yes' if engine.async_scheduling else 'no'} inferred, yes true"
+        out.append(row_of(f"B200 70B {train}, nothing told", test, got["errors"], note, covered(got)))
     run = sets.llmservingsim("RTX4090/Llama-3.1-8B")
     result = fit(run.workspace, draws=20)
     row = held_out_row("RTX4090 8B, nothing told", result)
@@ -108,7 +110,7 @@ def policy_rows() -> tuple[Table, list[str]]:
     fits = {name: fit(runs[name].workspace, draws=40) for name in ("rr-low", "rr-mid")}
     out: Table = []
     lines: list[str] = []
-    for train, test in (("rr-low", "rr-mid"), ("rr-low", "affinity-mid"), ("rr-mid", "affinity-mid")):
+    for train, test in (("rr-low", "rr-mid"), ("rr-mid", "rr-low"), ("rr-low", "affinity-mid"), ("rr-mid", "affinity-mid")):
         got = validate(runs[test].workspace, fits[train].profiles, ensemble=fits[train].ensemble)
         note = f"hits {got['predicted']['prefix_hit_share']:.2f}, observed {got['observed']['prefix_hit_share']:.2f}"
         out.append(row_of(f"llama.cpp {train}", test, got["errors"], note, covered(got)))

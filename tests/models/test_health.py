@@ -9,6 +9,7 @@ from tests.models.test_latency import steps
 from tfanalyze.models import fit
 from tfanalyze.models.health import coverage, residual_health
 from tfanalyze.models.kv import capacity_from_metrics, counter_growth, pressure
+from tfanalyze.models.latency import Rows
 from tfanalyze.models.observe import observe
 from tfanalyze.workspace import Workspace
 
@@ -40,6 +41,24 @@ def test_the_slow_instance_is_named() -> None:
     (found,) = [f for f in residual_health(rows, residuals, ("a", "b", "c")) if f["kind"] == "outlier_instance"]
     assert found["instance"] == "c"
     assert "slower" in found["text"]
+
+
+def test_instances_that_slow_each_other_down_are_told_from_a_machine_that_drifts() -> None:
+    rng = np.random.default_rng(4)
+    n = 1200
+    at_s, span = np.sort(rng.uniform(0, 1200, n)), rng.uniform(1.0, 4.0, n)
+    at_s = np.where((at_s // 20) % 2 == 0, at_s, at_s - 20.0 * (rng.random(n) < 0.7))  # busy and quiet spells in turn
+    instance = rng.integers(0, 2, n)
+    rows = Rows(np.ones((n, steps(n=1).work.shape[1])), span, at_s, instance.astype(np.int64), np.ones(n, np.int8))
+    edges = [(at_s[instance == i], (at_s + span)[instance == i]) for i in (0, 1)]
+    middle = at_s + span / 2
+    other = np.array([((edges[1 - i][0] <= m) & (edges[1 - i][1] > m)).any() for i, m in zip(instance, middle, strict=True)])
+    noise = rng.normal(0, 0.05, n)
+    slowed = residual_health(rows, noise - 0.3 * other, ("a", "b"))
+    (found,) = [f for f in slowed if f["kind"] == "contention"]
+    assert 0.1 < found["slowdown"] < 0.4 and found["low"] > 0
+    drifting = residual_health(rows, noise - 0.4 * (at_s > 600), ("a", "b"))
+    assert "contention" not in {f["kind"] for f in drifting}
 
 
 def test_a_second_client_shows_in_the_counters() -> None:

@@ -353,7 +353,9 @@ def _other_forms(report: dict[str, Any]) -> list[str]:
     """Forms as good as the chosen one in single intervals, or nearly: of every pool."""
     each = []
     for one in report["profiles"].values():
-        error = {row["form"]: row["held_out_relative_error"] for row in one["forms"]}
+        mine = next(row["coefficients"] for row in one["forms"] if row["form"] == one["form"])
+        alike = [row for row in one["forms"] if ("c_long_s" in row["coefficients"]) == ("c_long_s" in mine)]
+        error = {row["form"]: row["held_out_relative_error"] for row in alike}
         each.append({form for form, value in error.items() if value < (1.0 + FORM_NEAR) * error[one["form"]] and form != one["form"]})
     return sorted(set.intersection(*each)) if each else []
 

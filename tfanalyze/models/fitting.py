@@ -17,6 +17,7 @@ from tfanalyze.models.latency import (
     COEFFICIENTS,
     FORMS,
     N_STEP,
+    SEQ_SHARE,
     Regression,
     Rows,
     blocks_of,
@@ -217,7 +218,8 @@ def _regressed(seen: Observations, pool: Pool, codes: list[int], form: str) -> t
 
 def _rows(seen: Observations, pool: Pool, codes: list[int], step: StepTime | None, graphs: bool) -> Rows:
     engine, mine = pool.engine, seen.log.take(np.isin(seen.log.instance, codes))
-    rows = rows_from_log(mine, engine.max_num_batched_tokens, engine.async_scheduling, step, graphs)
+    share = 0.0 if engine.scheduler == "llamacpp" else SEQ_SHARE  # what is known of GPUs says nothing of a CPU
+    rows = rows_from_log(mine, engine.max_num_batched_tokens, engine.async_scheduling, step, graphs, share)
     if len(rows) > MOST_ROWS:
         rows = rows.take(np.argsort(rows.at_s, kind="stable")[-MOST_ROWS:])
     return rows

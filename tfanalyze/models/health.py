@@ -17,6 +17,8 @@ DRIFT = 0.10  # a median residual of a time block this far from the rest, in bot
 OUTLIER = 0.10  # the same of an instance
 COVERAGE = (0.95, 1.02)  # rows / requests counted by the engine; outside, the log is not the whole load
 BLOCKS = 8
+CONTENTION = 0.03  # slowing down by less than this is not worth a word
+MINUTE_S, GRID = 60.0, 20_000
 
 
 def residual_health(rows: Rows, residuals: F64, instances: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -33,9 +35,47 @@ def residual_health(rows: Rows, residuals: F64, instances: tuple[str, ...]) -> l
             found.append(
                 {"kind": "outlier_instance", "instance": name, "residual": value, "text": f"{name} is {_pace(value - rest)} than the others"}
             )
+    found += _contention(rows, residuals)
     for code, name in enumerate(instances):
         found += _drift(rows.at_s[rows.instance == code], residuals[rows.instance == code], name)
     return found
+
+
+def _contention(rows: Rows, residuals: F64, seed: int = 1) -> list[dict[str, Any]]:
+    """Do instances slow each other down? Slowness against the share of an interval in which another instance is busy.
+
+    Only differences inside a minute and an instance count, so that a drift of the machine, which also makes everything
+    busy at once, is not taken for it. Bootstrap over those minutes; a finding needs its 90 % interval above zero.
+    """
+    timed = rows.kind < 2
+    codes = np.unique(rows.instance[timed])
+    if len(codes) < 2 or timed.sum() < 4 * BLOCKS:
+        return []
+    at_s, end_s, instance, slow = rows.at_s[timed], (rows.at_s + rows.seconds)[timed], rows.instance[timed], -residuals[timed]
+    grid = np.linspace(float(at_s.min()), float(end_s.max()), GRID)
+    share = np.zeros(len(at_s))
+    for code in codes:
+        others = instance != code
+        started, ended = np.sort(at_s[others]), np.sort(end_s[others])
+        busy = np.searchsorted(started, grid, side="right") > np.searchsorted(ended, grid, side="right")
+        total = np.concatenate([[0.0], np.cumsum(busy[:-1] * np.diff(grid))])
+        mine = instance == code
+        share[mine] = (np.interp(end_s[mine], grid, total) - np.interp(at_s[mine], grid, total)) / np.maximum(end_s[mine] - at_s[mine], 1e-9)
+    _, group = np.unique(np.stack([at_s // MINUTE_S, instance], axis=1), axis=0, return_inverse=True)
+    group = np.ravel(group)
+    x = share - (np.bincount(group, share) / np.bincount(group))[group]
+    y = slow - np.array([np.median(slow[group == g]) for g in range(int(group.max()) + 1)])[group]
+    weight = np.minimum(1.0, 0.5 / np.maximum(np.abs(y), 1e-9))
+    top, bottom = np.bincount(group, weight * x * y), np.bincount(group, weight * x * x)
+    if bottom.sum() <= 1e-9:
+        return []
+    draws = np.random.default_rng(seed).integers(0, len(top), (500, len(top)))
+    spread = top[draws].sum(axis=1) / np.maximum(bottom[draws].sum(axis=1), 1e-12)
+    value, low, high = float(top.sum() / bottom.sum()), float(np.quantile(spread, 0.05)), float(np.quantile(spread, 0.95))
+    if low <= 0 or value < CONTENTION:
+        return []
+    text = f"instances are {value:.0%} slower while another one is busy ({low:.0%} to {high:.0%}): a shared host; replay has each to itself"
+    return [{"kind": "contention", "slowdown": value, "low": low, "high": high, "text": text}]
 
 
 def _pace(value: float) -> str:

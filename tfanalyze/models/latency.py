@@ -46,12 +46,13 @@ ATTN_MOST = 1e-4
 PRIOR_COUNTS = 5.0  # requests that each coefficient of a prior counts for
 WORST = 0.3  # relative errors count up to this: stalls and guessed starts are nobody's step cost
 PARSIMONY = 0.02  # a longer form must lower the held-out error by this share of it
+LONG_PARSIMONY = 0.2  # the same where the longest context is added: it reaches far beyond the loads it was seen at
 # A batch of one size cannot tell c_seq_s from c0_s: then c_seq_s is about this share of c0_s, a middle of the shipped
-# profiles (measured ones up to 0.9 %, predicted ones 0.2 % to 0.5 %), with a factor of two either way
-SEQ_SHARE, SEQ_SPREAD = 0.004, 0.7
-BELIEF_SHARE = 0.05  # the belief weighs as much as this share of the rows: drains and ramps are few and their errors alike
+# profiles (measured ones up to 0.9 %, predicted ones 0.2 % to 0.5 %), with a factor of e either way
+SEQ_SHARE, SEQ_SPREAD = 0.004, 1.0
+BELIEF_SHARE = 0.1  # the belief weighs as much as this share of the rows: drains and ramps are few and their errors alike
 BATCH_BINS = 6  # a batch size that is rare counts more: equal weight for every sixth of a factor of e of batch sizes,
-RARE_MOST = 30.0  # but a row at most as much as this many
+RARE_MOST = 10.0  # but a row at most as much as this many
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Rows:
     splits: tuple[float, ...] = ()
     chunks: Chunks | None = None
     span: I64 | None = None
+    seq_share: float = SEQ_SHARE  # what c_seq_s is believed to be of c0_s where the rows do not tell; 0 = nothing is believed
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -86,9 +88,8 @@ class Rows:
     def take(self, rows: npt.NDArray[np.bool_] | I64) -> Rows:
         longest = None if self.longest is None else self.longest[rows]
         span = None if self.span is None else self.span[rows]
-        return Rows(
-            self.work[rows], self.seconds[rows], self.at_s[rows], self.instance[rows], self.kind[rows], longest, self.splits, self.chunks, span
-        )
+        columns = {name: getattr(self, name)[rows] for name in ("work", "seconds", "at_s", "instance", "kind")}
+        return replace(self, longest=longest, span=span, **columns)
 
     def at_split(self, split: float) -> Rows:
         """The rows with the column of c_long_s for this batch size; unchanged where it is not known."""
@@ -110,7 +111,9 @@ class Rows:
         return np.asarray(total[self.span[:, 1]] - total[self.span[:, 0]])
 
 
-def rows_from_log(log: RequestLog, chunk_tokens: int, ahead: bool = False, step: StepTime | None = None, graphs: bool = False) -> Rows:
+def rows_from_log(
+    log: RequestLog, chunk_tokens: int, ahead: bool = False, step: StepTime | None = None, graphs: bool = False, seq_share: float = SEQ_SHARE
+) -> Rows:
     """Two observations a request: [start, first token] and [first token, last token], each with all work done in it.
 
     `ahead`: the engine plans one step ahead (EngineLimits.async_scheduling). `step`: about what a step takes, where known.
@@ -123,7 +126,7 @@ def rows_from_log(log: RequestLog, chunk_tokens: int, ahead: bool = False, step:
         mine = log.take(log.instance == code)
         if len(mine):
             parts += [_prefill_rows(mine, line, chunk_tokens, code, ahead), _decode_rows(mine, line, code, graphs)]
-    return _concat(parts)
+    return replace(_concat(parts), seq_share=seq_share)
 
 
 def _chunks(line: Timeline) -> Chunks:
@@ -219,7 +222,7 @@ def _concat(parts: list[Rows]) -> Rows:
     work, seconds, at_s, instance, kind = (
         np.concatenate([getattr(p, f) for p in parts]) for f in ("work", "seconds", "at_s", "instance", "kind")
     )
-    base = Rows(work, seconds, at_s, instance, kind)
+    base = Rows(work, seconds, at_s, instance, kind, seq_share=parts[0].seq_share)
     told = [p for p in parts if p.chunks is not None and p.span is not None]
     if not told:
         return base
@@ -259,12 +262,12 @@ def balance(rows: Rows) -> F64:
     return np.where(own, weight, 1.0)
 
 
-def solve(rows: Rows, names: tuple[str, ...], weights: F64 | None = None, rounds: int = 15, seq_share: float = SEQ_SHARE) -> Regression:
+def solve(rows: Rows, names: tuple[str, ...], weights: F64 | None = None, rounds: int = 15, share: float = 1.0) -> Regression:
     """Non-negative least squares on relative errors with Huber weights (iteratively re-weighted).
 
     A residual is relative to the larger of observed and predicted: an interval whose start was guessed too late
     would otherwise pull every coefficient to zero (over-prediction has no bound, under-prediction ends at -1).
-    `seq_share`: what c_seq_s is believed to be of c0_s where the rows do not tell; it weighs as little as their scatter allows.
+    What is believed of c_seq_s (Rows.seq_share, times `share`) weighs as little as their scatter allows.
     """
     from scipy.optimize import nnls
 
@@ -284,7 +287,7 @@ def solve(rows: Rows, names: tuple[str, ...], weights: F64 | None = None, rounds
             work[:, attn] = ATTN_MOST * work[:, attn] + work[:, linear]
         scale = np.maximum(np.abs(work).max(axis=0), 1e-30)  # unit columns: coefficients differ by eight orders of magnitude
         root = np.sqrt(base * robust) / divisor * (spread.min(initial=1.0) / spread)
-        told = np.append(work / scale * root[:, None], _seq_belief(rows, names, seq_share, values.get("c_seq_s", 0.0))[None, :] / scale * spread.min(initial=1.0), axis=0)
+        told = np.append(work / scale * root[:, None], _seq_belief(rows, names, share * rows.seq_share, values.get("c_seq_s", 0.0))[None, :] / scale * spread.min(initial=1.0), axis=0)
         beta, _ = nnls(told, np.append(rows.seconds * root, 0.0), maxiter=60 * len(names))
         values = {name: float(value) for name, value in zip(names, beta / scale, strict=True)}
         if bound:
@@ -396,7 +399,8 @@ def choose_form(rows: Rows, form: str = "", count: int = 6) -> tuple[Regression,
         error = float(np.exp(np.mean(np.log(np.maximum(kinds, 1e-9)))))  # each kind of interval counts alike, whatever its scatter
         table.append({"form": name, "coefficients": list(names), "held_out_relative_error": error})
         kept = next((row for row in table if row["form"] == best), None)
-        if kept is None or error < kept["held_out_relative_error"] * (1.0 - PARSIMONY) - 1e-4:
+        least = LONG_PARSIMONY if kept and "c_long_s" in names and "c_long_s" not in kept["coefficients"] else PARSIMONY
+        if kept is None or error < kept["held_out_relative_error"] * (1.0 - least) - 1e-4:
             best = name
     best = form or best
     chosen = solve(rows, FORMS[best])
@@ -443,8 +447,8 @@ def bootstrap(
     for draw in range(count):
         weight = np.bincount(rng.integers(0, total, total), minlength=total).astype(np.float64)[block]
         kept = weight > 0
-        share = SEQ_SHARE * float(np.exp(SEQ_SPREAD * rng.standard_normal()))  # what is only believed is drawn too
-        fitted = solve(*_named(with_prior(rows.take(kept), prior, weight[kept]), names), rounds=5, seq_share=share)
+        share = float(np.exp(SEQ_SPREAD * rng.standard_normal()))  # what is only believed is drawn too
+        fitted = solve(*_named(with_prior(rows.take(kept), prior, weight[kept]), names), rounds=5, share=share)
         out[draw] = [fitted.coefficients.get(name, 0.0) for name in names]
     return out
 
