@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from dataclasses import fields, replace
 from pathlib import Path
@@ -173,8 +174,41 @@ def test_a_script_is_edited_in_place(tmp_path: Path) -> None:
     )
 
 
+def test_the_charts_own_key_is_read_and_changed_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text("routerSpec:\n  routingLogic: prefixaware\n  prefixMinMatchLength: 256  # characters\n")
+    _, policy = from_gateway(path)
+    assert policy.instance.prefix_min_match_length == 256
+    for wanted, line in ((512, "prefixMinMatchLength: 512  # characters"), (1_000_000, "- '1000000'")):
+        tuned = replace(policy, instance=replace(policy.instance, prefix_min_match_length=float(wanted)))
+        out = tmp_path / str(wanted)
+        run("production-stack", tuned, out, current=path)
+        assert line in (out / "production-stack-values.yaml").read_text()
+        assert from_gateway(out / "production-stack-values.yaml")[1] == tuned
+
+
+CHART = os.environ.get("TFANALYZE_CHART_SCHEMA", "")
+
+
+@pytest.mark.skipif(
+    not CHART, reason="TFANALYZE_CHART_SCHEMA names no values.schema.json of production-stack's chart"
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_helm_values_pass_the_charts_own_schema(seed: int, tmp_path: Path) -> None:
+    import jsonschema
+
+    from tfanalyze.export import yamltext
+
+    name = run("production-stack", random_policy("production-stack", seed), tmp_path)["files"][0]
+    validator = jsonschema.Draft7Validator(json.loads(Path(CHART).read_text()))
+    doc = yamltext.plain(yamltext.load((tmp_path / name).read_text(), name))
+    assert [error.message for error in validator.iter_errors(doc)] == []
+    doc["routerSpec"]["routingLogic"] = "fastest"
+    assert list(validator.iter_errors(doc))
+
+
 def test_a_manifest_of_environment_variables_is_edited_in_place(tmp_path: Path) -> None:
-    text = 'spec:\n  template:\n    spec:\n      containers:\n        - name: gateway  # do not rename\n          env:\n            - name: AIBRIX_ROUTING_ALGORITHM\n              value: "prefix-cache:3,least-request:1"\n            - name: OTHER\n              value: x\n'
+    text = 'spec:\n  template:\n    spec:\n      containers:\n        - name: gateway  # do not rename\n          env:\n            - name: ROUTING_ALGORITHM\n              value: "prefix-cache:3,least-request:1"\n            - name: OTHER\n              value: x\n'
     path = tmp_path / "deploy.yaml"
     path.write_text(text)
     _, policy = from_gateway(path)
@@ -204,7 +238,9 @@ REFUSED = [
     ("smg", "smg launch --policy least_load --selection-temperature 0.7", "not modelled"),
     ("smg", "smg launch --priority-scheduler-enabled --priority-scheduler-config gone.yaml", "not there"),
     ("dynamo", "worker_selection: {aggregated: x, instances: [{name: x, type: thunderagent}]}", "not modelled"),
-    ("aibrix", "AIBRIX_ROUTING_ALGORITHM=prefix-cache:3,vtc-basic:1\n", "vtc-basic"),
+    ("aibrix", "ROUTING_ALGORITHM=prefix-cache:3,vtc-basic:1\n", "vtc-basic"),
+    ("aibrix", "AIBRIX_ROUTING_ALGORITHM=prefix-cache\n", "which the gateway does not read"),
+    ("aibrix", "ROUTING_ALGORITHM=prefix-cache\nAIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR=0\n", "allowed: 1 to 10"),
     ("envoy", "static_resources: {clusters: []}\n", "0 clusters"),
     ("ray-serve", "a: 1\n", "request_router_config"),
     ("litellm", "model_list: []\n", "model_list"),

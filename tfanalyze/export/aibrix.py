@@ -12,9 +12,10 @@ from tfanalyze.export.argv import word
 from tfanalyze.export.parts import Context, Rendered, from_public, only, params_of, policy_class, policy_set
 from tfanalyze.replay.policies import PolicySet
 
-PROOF = "checked against the names that its source reads only: the gateway is Go and does not run here"
+PROOF = "source-checked only: the variables and ranges that its source reads; the gateway is Go and does not run here"
 MAIN = "aibrix.env"
-ALGORITHM = "AIBRIX_ROUTING_ALGORITHM"
+ALGORITHM = "ROUTING_ALGORITHM"  # without the prefix that all others have
+UNREAD = "AIBRIX_ROUTING_ALGORITHM"
 WEIGHTS = {
     "prefix_cache_weight": "prefix-cache", "least_request_weight": "least-request",
     "least_kv_cache_weight": "least-kv-cache", "least_latency_weight": "least-latency",
@@ -47,7 +48,7 @@ def effective(policy: PolicySet, ctx: Context) -> PolicySet:
 
 
 def sniff(text: str) -> bool:
-    return "AIBRIX_" in text
+    return "AIBRIX_" in text or ALGORITHM in text
 
 
 def render(policy: PolicySet, ctx: Context) -> Rendered:
@@ -58,7 +59,7 @@ def render(policy: PolicySet, ctx: Context) -> Rendered:
         usual = next(f.default for f in fields(policy.instance) if f.name == name)
         if ctx.current is None or key in present or getattr(policy.instance, name) != usual:
             wanted[key] = word(values[name])
-    text = envtext.edit(ctx.current or "", wanted, ctx.current_name, "AIBRIX_")
+    text = envtext.edit(ctx.current or "", wanted, ctx.current_name, ALGORITHM)
     notes = (
         routers.REPLICA_NOTE.format(n=ctx.fleet.gateway.replicas),
         "a request's header routing-strategy overrides the algorithm",
@@ -84,16 +85,21 @@ def _algorithm(values: Mapping[str, Any]) -> str:
 def check(files: Mapping[str, str]) -> list[str]:
     found = envtext.read(files[MAIN], MAIN)
     return [
-        f"{key} is {found[key]!r}: a whole number is needed"
+        f"{key} is {found[key]!r}: its default is taken for all but whole numbers above 0"
         for key in PLAIN.values()
-        if key in found and not found[key].lstrip("-").isdigit()
+        if key in found and not (found[key].isdigit() and int(found[key]) > 0)
     ]
 
 
 def parse(text: str, where: str, files: Mapping[str, str] | None = None) -> PolicySet:
     found = envtext.read(text, where)
     values: dict[str, Any] = {}
-    spoken = found.get(ALGORITHM, "prefix-cache")
+    if ALGORITHM not in found:
+        why = f"sets {UNREAD}, which the gateway does not read" if UNREAD in found else f"sets no {ALGORITHM}"
+        raise ExportError(
+            why, where, f"the gateway then picks no replica itself: set {ALGORITHM}, such as prefix-cache"
+        )
+    spoken = found[ALGORITHM]
     if ":" in spoken or "," in spoken:
         values = {"algorithm": "weighted", **dict.fromkeys(WEIGHTS, 0)}
         names = {strategy: name for name, strategy in WEIGHTS.items()}

@@ -10,9 +10,12 @@ from tfanalyze.export import argv, routers, yamltext
 from tfanalyze.export.parts import Context, Rendered, from_public, only, params_of, policy_class, policy_set
 from tfanalyze.replay.policies import PolicySet
 
-PROOF = "checked against the option names of its source only: the router is not on the package index"
+PROOF = "schema-checked only: the chart's own schema accepts it; the router is not on the package index and does not run here"
 MAIN = "production-stack-values.yaml"
 FLAGS = {"kv_aware_threshold": "--kv-aware-threshold", "prefix_min_match_length": "--prefix-min-match-length"}
+KEYS = {
+    "prefix_min_match_length": "prefixMinMatchLength"
+}  # of routerSpec; the same in extraArgs comes later and wins
 LOGICS = ("roundrobin", "session", "kvaware", "prefixaware")
 
 
@@ -33,8 +36,18 @@ def render(policy: PolicySet, ctx: Context) -> Rendered:
     if spec.get("routingLogic", "roundrobin") != values["routing_logic"] or ctx.current is None:
         spec["routingLogic"] = values["routing_logic"]
     words = spec.get("extraArgs") or []
-    for flag, value in argv.wanted(policy.instance, FLAGS, ctx, argv.flags([str(w) for w in words])).items():
-        _put(words, flag, value)
+    given = argv.flags([str(w) for w in words])
+    for (
+        name,
+        key,
+    ) in KEYS.items():  # Helm prints whole numbers of seven digits as 1e+06: those go to extraArgs
+        if key in spec and FLAGS[name] not in given and int(values[name]) < 1_000_000:
+            if spec[key] != values[name]:
+                spec[key] = values[name]
+            given[FLAGS[name]] = str(values[name])
+    for flag, value in argv.wanted(policy.instance, FLAGS, ctx, given).items():
+        if given.get(flag) != value:
+            _put(words, flag, value)
     if words and "extraArgs" not in spec:
         spec["extraArgs"] = words
     notes = (
@@ -81,6 +94,7 @@ def parse(text: str, where: str, files: Mapping[str, str] | None = None) -> Poli
         raise ExportError("has no routerSpec", where, "give the Helm values")
     cls = policy_class("production_stack")
     values = argv.read(cls, argv.flags([str(word) for word in spec.get("extraArgs") or []]), FLAGS, where)
+    values = {name: spec[key] for name, key in KEYS.items() if spec.get(key) is not None} | values
     return policy_set(
         instance=from_public(cls, {**values, "routing_logic": spec.get("routingLogic", "roundrobin")}, where)
     )

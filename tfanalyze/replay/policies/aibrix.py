@@ -49,7 +49,7 @@ class Aibrix:
         "choice",
         0,
         4,
-        "AIBRIX_ROUTING_ALGORITHM",
+        "ROUTING_ALGORITHM",
         integer=True,
         choices=("prefix-cache", "weighted", "least-request", "least-kv-cache", "random"),
     )
@@ -58,10 +58,10 @@ class Aibrix:
     least_kv_cache_weight: float = param(1, "weight", 0, 100, "least-kv-cache:N in the list", integer=True)
     least_latency_weight: float = param(0, "weight", 0, 100, "least-latency:N in the list", integer=True)
     imbalance_abs_count: float = param(
-        8, "requests", 0, 1024, "AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", integer=True
+        8, "requests", 1, 1024, "AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", integer=True
     )
     standard_deviation_factor: float = param(
-        1, "sigma", 0, 10, "AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", integer=True
+        1, "sigma", 1, 10, "AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", integer=True
     )
 
     @staticmethod
