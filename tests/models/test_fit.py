@@ -146,3 +146,27 @@ def test_few_requests_stay_near_the_prior_and_many_leave_it() -> None:
     assert distance[1] < distance[0]
     assert few.profiles["pool"].facts["prior"] == "pool"
     assert fit(truth.made(n=15), prior="h100-llama3.1-8b", calibrate=False, draws=5).profiles["pool"].step.c0_s > 0
+
+
+def test_metrics_on_another_clock_give_no_capacity_by_time() -> None:
+    """A log in seconds since its start, metrics in unix time, memory full: levels are compared, nothing is divided by nothing."""
+    from tfanalyze.models.kv import capacity_from_use
+    from tfanalyze.models.observe import observe
+
+    workspace = truth.made(n=300, rate=8.0)
+    log = observe(workspace).log
+    rows = ", ".join(f"({1_900_000_000_000_000 + i * 1_000_000}, 'pool', 'kv_usage', {0.6 + 0.001 * (i % 300)})" for i in range(600))
+    workspace.con.execute(f"INSERT INTO metrics(ts_us, instance, name, value) VALUES {rows}")
+    found = capacity_from_use(workspace, log, 0, 0)
+    assert found is not None
+    assert found["by"] == "level"
+    assert found["kv_tokens"] > 1_000
+
+
+def test_more_seats_than_the_profile_knows_are_seen_in_the_log(log: Workspace) -> None:
+    from tfanalyze.config import EngineLimits
+    from tfanalyze.models.observe import observe
+
+    seen = observe(log, known=EngineLimits(max_num_seqs=2))
+    assert seen.limits.max_num_seqs > 2
+    assert any("decoded at once" in text for text in seen.assumed)

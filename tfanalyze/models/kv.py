@@ -50,8 +50,10 @@ def capacity_from_use(workspace: Workspace, log: RequestLog, instance: int, orig
     if not len(got["ts_us"]):
         return None
     share = np.asarray(got["value"], dtype=np.float64)
-    state = state_at(log, instance, (got["ts_us"] - origin_us) * 1e-6)
-    use = (share > 0.05) & (state.reliable | (share > 0.5)) & (state.kv_tokens > 0)
+    at_s = (got["ts_us"] - origin_us) * 1e-6
+    state = state_at(log, instance, at_s)
+    inside = (at_s >= log.arrival_s.min()) & (at_s <= log.finish_s.max())  # two clocks may not meet at all
+    use = inside & (share > 0.05) & (state.reliable | (share > 0.5)) & (state.kv_tokens > 0)
     if use.sum() >= 10:
         ratio = state.kv_tokens[use] / share[use]
         low, middle, high = (float(x) for x in np.quantile(ratio, (0.1, 0.5, 0.9)))

@@ -132,6 +132,10 @@ def _limits(
             f"prompts of up to {LLAMACPP_SAVED:,} tokens saved in host memory",
         )
     assumed: list[str] = []
+    most = _most_decoding(log)
+    if known and most > known.max_num_seqs:
+        known = replace(known, max_num_seqs=most)
+        assumed.append(f"max_num_seqs {most} (as many decoded at once)")
     limits = known or EngineLimits(scheduler="sglang" if engine == "sglang" else "vllm")
     if not engine and not known:
         assumed.append("engine: vLLM's scheduler (no engine metrics)")
@@ -144,6 +148,7 @@ def _limits(
         assumed.append(f"kv_tokens {tokens} ({why})")
     if not known:
         seqs = _most_running(workspace) or kv.seats(log)
+        seqs = seqs or (most if most > limits.max_num_seqs else None)
         if seqs:
             limits = replace(limits, max_num_seqs=seqs)
         assumed.append(f"max_num_seqs {limits.max_num_seqs}" + (" (the most that ran while others waited)" if seqs else ""))
@@ -176,6 +181,17 @@ def _most_running(workspace: Workspace) -> int | None:
         " AND w.instance IS NOT DISTINCT FROM r.instance AND w.value >= 5 WHERE r.name = 'running'"
     ).fetchone()
     return int(row[0]) if row and row[0] and row[1] >= 10 else None
+
+
+def _most_decoding(log: RequestLog) -> int:
+    """Requests that decoded on one instance at once, at most."""
+    most = 0
+    for code in range(len(log.instances)):
+        mine = log.instance == code
+        times = np.concatenate([log.finish_s[mine], log.first_s[mine]])
+        change = np.where(np.arange(len(times)) < mine.sum(), -1, 1)[np.argsort(times, kind="stable")]  # an end before a start
+        most = max(most, int(np.cumsum(change).max(initial=0)))
+    return most
 
 
 def infer_fleet(seen: Observations, fleet: Fleet | None = None) -> Fleet:
