@@ -276,6 +276,28 @@ def test_numbers_that_depend_on_the_fleet_are_not_passed_on(tmp_path: Path) -> N
         export("sglang", load_policy("sglang"), out=tmp_path, fleet=TWO, classes=DEFAULT_CLASSES)
 
 
+@pytest.mark.parametrize(
+    ("target", "spec", "settings"),
+    [
+        ("llm-d", "llmd", {"llmd.queue_weight": 0, "llmd.running_weight": 1}),
+        ("llm-d", "llmd+llmd_flow", {"llmd.queue_weight": 0, "llmd_flow.band0_max_requests": 300}),
+        ("smg", "smg+smg_priority", {"smg_priority.bulk_queue_size": 30}),
+        ("sglang", "sglang+router_queue", {"router_queue.max_concurrent_requests": 300}),
+        ("envoy", "envoy_lb+envoy+envoy_breakers", {"envoy_breakers.default_max_requests": 300}),
+    ],
+)
+def test_limits_over_the_fleet_are_for_its_size(
+    target: str, spec: str, settings: dict[str, float | str], tmp_path: Path
+) -> None:
+    policy, size = load_policy(spec, settings), fleet_of(target).n_instances
+    run(target, policy, tmp_path / "same", evidence={"instances": size})
+    with pytest.raises(ExportError, match=f"tuned on {2 * size} instances"):
+        run(target, policy, tmp_path / "other", evidence={"instances": 2 * size})
+    if "flow" in spec or "queue" in spec:  # the default was not tuned: nothing to refuse
+        untouched = load_policy(spec, {"llmd.queue_weight": 0} if "llmd" in spec else {})
+        run(target, untouched, tmp_path / "default", evidence={"instances": 2 * size})
+
+
 def test_reservations_that_smg_would_silently_ignore_are_refused(tmp_path: Path) -> None:
     policy = load_policy(
         "smg+smg_priority",

@@ -368,3 +368,28 @@ def test_ray_serves_router_knows_the_arguments_and_defaults(program: Find, tmp_p
     assert set(known) >= KNOWN
     assert float(known["match_rate_threshold"]) == load_policy("ray_serve").instance.match_rate_threshold
     assert known["imbalanced_threshold"] == "inf"
+
+
+@pytest.mark.parametrize(("threshold", "sticky"), [(0.3, True), (1.0, False)])
+def test_ray_serves_router_follows_the_prefix(program: Find, tmp_path: Path, threshold: float, sticky: bool) -> None:
+    """Serve itself, two replicas, the exported arguments: ray.serve.llm's front end would need vLLM, its router does not."""
+    from tfanalyze.export import yamltext
+
+    settings: dict[str, float | str] = {"ray_serve.imbalanced_threshold": 6, "ray_serve.match_rate_threshold": threshold}
+    path = written("ray-serve", "ray_serve", settings, [Engine("a"), Engine("b")], tmp_path)
+    place = yamltext.plain(yamltext.load(path.read_text(), ""))["deployment_config"]["request_router_config"]
+    kwargs = tmp_path / "kwargs.json"
+    kwargs.write_text(json.dumps(place["request_router_kwargs"]))
+    families = [letter * 300 for letter in "abcd"]
+    prompts = [families[k % 4] + str(k) for k in range(40)]
+    script = Path(__file__).with_name("ray_router.py")
+    done = subprocess.run(
+        [program("ray-serve", "python"), str(script), str(kwargs)], input=json.dumps(prompts), capture_output=True, text=True,
+        check=False, timeout=180, cwd=tmp_path,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line.startswith("SERVED ")]
+    assert lines, done.stderr[-1500:]
+    found = json.loads(lines[0].removeprefix("SERVED "))
+    homes = [set(found[k::4]) for k in range(4)]
+    assert len(set(found)) == 2
+    assert all(len(home) == 1 for home in homes) if sticky else any(len(home) == 2 for home in homes)

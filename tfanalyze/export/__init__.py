@@ -88,7 +88,7 @@ def export(
     Errors: ExportError for what the target cannot express, or outside the model's regime.
     """
     from tfanalyze.export import evidence as ev
-    from tfanalyze.export.parts import Context, check_endpoints
+    from tfanalyze.export.parts import Context, check_endpoints, same_fleet_size
     from tfanalyze.export.yamltext import diff
 
     module, facts = target_module(target), dict(evidence or {})
@@ -96,6 +96,7 @@ def export(
     text = read_current(path) if path else None
     ctx = Context(fleet, classes, facts, text, str(path or ""), check_endpoints(endpoints or {}, fleet))
     module.cannot_say(policy, ctx)
+    same_fleet_size(policy, ctx, target)
     doubts = ev.refuse_outside_regime(facts, accept_model_error, f"export --target {target}")
     before = module.parse(text, str(path)) if text is not None else None
     rendered = module.render(policy, ctx)
@@ -104,7 +105,7 @@ def export(
         why = "the present config keeps its own" if text is not None else f"{target} finds its workers itself"
         notes += (f"the addresses given are not written: {why}",)
     said = module.effective(policy, ctx) if hasattr(module, "effective") else policy
-    _prove(module, said, rendered.files, str(path or target))
+    _prove(module, said, rendered.files, str(path or target), text is None)
     main = next(iter(rendered.files))
     result: dict[str, Any] = {
         "schema": "tfanalyze.export/1",
@@ -131,7 +132,7 @@ def export(
     return result
 
 
-def _prove(module: Any, policy: PolicySet, files: Mapping[str, str], where: str) -> None:
+def _prove(module: Any, policy: PolicySet, files: Mapping[str, str], where: str, fresh: bool) -> None:
     """What was rendered passes the target's own check, and read back it is the same policy."""
     problems = module.check(files)
     if problems:
@@ -147,7 +148,9 @@ def _prove(module: Any, policy: PolicySet, files: Mapping[str, str], where: str)
         raise ExportError(
             f"{name} = {wanted} would read back as {found}",
             where,
-            "the present config overrides it: remove that, or report it",
+            f"this file always says it: tune with {name.partition('.')[0]} too"
+            if fresh
+            else "the present config overrides it: remove that, or report it",
         )
 
 

@@ -21,6 +21,9 @@ ACCEPTS = {"instance": ("llmd",), "site": (), "admit": ("llmd_flow",)}
 MAIN, OBJECTIVES = "epp.yaml", "inference-objectives.yaml"
 parse = llmd_read.parse
 BANDS = 3
+MIN_MAX = {
+    w: SCORERS[w][0] for w in ("queue_weight", "running_weight", "active_weight")
+}  # scores over who is a candidate
 
 
 def cannot_say(policy: PolicySet, ctx: Context) -> None:
@@ -38,9 +41,10 @@ def cannot_say(policy: PolicySet, ctx: Context) -> None:
             "merge classes in tfanalyze.toml, then tune again",
         )
     tuned = ctx.evidence.get("instances")
-    if tuned and int(tuned) != ctx.fleet.n_instances and policy.instance.queue_weight > 0:
+    min_max = [kind for weight, kind in MIN_MAX.items() if getattr(policy.instance, weight) > 0]
+    if tuned and int(tuned) != ctx.fleet.n_instances and min_max:
         raise ExportError(
-            f"queue-scorer's weight was tuned on {tuned} instances and goes to {ctx.fleet.n_instances}: its min-max score means something else there",
+            f"{min_max[0]}'s weight was tuned on {tuned} instances and goes to {ctx.fleet.n_instances}: its min-max score means something else there",
             "export --target llm-d",
             "tune on the fleet it is for, or weigh token-load-scorer, which is absolute",
         )

@@ -141,6 +141,31 @@ def only(
         )
 
 
+# limits that count over all instances: on another number of them they are other limits
+FLEET_TOTALS: dict[str, tuple[str, ...]] = {
+    "router_queue": ("max_concurrent_requests", "queue_size"),
+    "smg_priority": ("max_concurrent_requests", "interactive_queue_size", "default_queue_size", "bulk_queue_size"),
+    "envoy_breakers": ("high_max_requests", "default_max_requests"),
+    "llmd_flow": ("band0_max_requests", "band1_max_requests", "band2_max_requests"),
+}  # fmt: skip
+
+
+def same_fleet_size(policy: PolicySet, ctx: Context, target: str) -> None:
+    """Refuse limits over the whole fleet that were tuned on another number of instances; defaults were not tuned."""
+    tuned, now = int(ctx.evidence.get("instances") or 0), ctx.fleet.n_instances
+    if not tuned or tuned == now:
+        return
+    for part in policy.parts():
+        for entry in fields(part):
+            value = getattr(part, entry.name)
+            if entry.name in FLEET_TOTALS.get(type(part).name, ()) and value != entry.default:
+                raise ExportError(
+                    f"{type(part).name}.{entry.name} = {value:g} was tuned on {tuned} instances and goes to {now}",
+                    f"export --target {target}",
+                    f"tune on the fleet it is for; or claim no gain: --policy NAME --set {type(part).name}.{entry.name}={value * now / tuned:.0f}",
+                )
+
+
 def instance_sites(fleet: Fleet) -> tuple[str, ...]:
     return tuple(pool.site for pool in fleet.pools for _ in range(pool.count))
 

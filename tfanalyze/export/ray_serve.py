@@ -11,7 +11,7 @@ from tfanalyze.export import routers, yamltext
 from tfanalyze.export.parts import Context, Rendered, from_public, only, params_of, policy_class, policy_set
 from tfanalyze.replay.policies import PolicySet
 
-PROOF = "argument names and defaults checked against Ray 2.60's router; no cluster was started (make test-gateways)"
+PROOF = "proven in part: Ray Serve 2.60 routes by its arguments; ray.serve.llm, which needs vLLM, was not started (make test-gateways)"
 MAIN = "ray-serve.yaml"
 KEY, NAME = "request_router_config", "PrefixCacheAffinityRouter"
 CLASS = f"ray.serve.llm.request_router.{NAME}"
