@@ -18,6 +18,7 @@ from tfanalyze.config import EngineLimits, Fleet, Pool, Site, SloClass
 from tfanalyze.export import export
 from tfanalyze.export.argv import tokens
 from tfanalyze.replay.policies import load_policy
+from tfanalyze.testing import Decider, make_request, make_sites
 
 pytestmark = pytest.mark.gateway
 CLASSES = (SloClass("interactive", ttft_s=1.0), SloClass("batch", e2e_s=100.0), SloClass("offline"))
@@ -179,6 +180,38 @@ def test_envoy_shares_by_site_weight_and_breaks_by_class(program: Find, tmp_path
                 200
             )  # Envoy's limits are not exact: each of the two hosts may have one more
             assert 4 <= through <= 6 and codes[20:].count(503) == 20 - through
+
+
+@pytest.mark.parametrize(
+    ("settings", "near"),
+    [
+        ({"envoy.priority_1": 1, "envoy.overprovisioning_factor": 120}, 0.6),  # half of level 0 is healthy: 50 % * 1.2
+        ({"envoy.priority_1": 1, "envoy.overprovisioning_factor": 200}, 1.0),  # as much may fail as has failed: nothing spills
+        ({"envoy.weight_0": 3, "envoy.weight_1": 1, "envoy.overprovisioning_factor": 100}, 0.6),  # 3 * 0.5 against 1
+    ],
+)
+def test_envoy_spills_as_the_simulated_policy(
+    program: Find, tmp_path: Path, settings: dict[str, float | str], near: float
+) -> None:
+    """Two hosts a site; one of the first site fails its health check."""
+    n = 300
+    policy = load_policy("envoy_lb+envoy", settings)
+    decider = Decider(policy.site, n_sites=2)
+    sites = make_sites(2, instances=[1, 2], configured=[2, 2])
+    simulated = sum(decider.choose(sites, make_request()) == 0 for _ in range(4000)) / 4000
+    assert abs(simulated - near) < 0.03
+    with running([Engine(name) for name in "abcd"]) as engines:  # a and c are at the first site
+        engines[0].healthy = False
+        port = free_port()
+        path = envoy_config(written("envoy", "envoy_lb+envoy+envoy_breakers", settings, engines, tmp_path, sites=2), port)
+        url = f"http://127.0.0.1:{port}"
+        argv = [program("envoy", "envoy"), "-c", str(path), "--concurrency", "1", "--use-dynamic-base-id"]
+        with started(argv, tmp_path / "log", url + "/health"):
+            time.sleep(7.0)  # two health checks have failed
+            landed = collections.Counter(name for _, name in (chat(url) for _ in range(n)))
+    assert landed["a"] == 0 and sum(landed.values()) == n
+    print(f"\nnear site {landed['c'] / n:.1%}, simulated {simulated:.1%}")
+    assert abs(landed["c"] / n - simulated) < 4 * (0.25 / n) ** 0.5 * (0 < near < 1) + 0.01
 
 
 # --- smg --------------------------------------------------------------------------------------------------------------
