@@ -326,8 +326,10 @@ def calibrate_fit(
         ours, theirs = (_loss(replayer, one.profiles, target, late_rows) for one in (trained, tried))
         if theirs < (1.0 - FORM_GAIN) * ours:
             trained, profiles, ensemble, report["profiles"] = tried, first[0], first[1], first[2]
+            why = f"nearly the best in single intervals, and its replay of the last 30 % agrees better (loss {theirs:.2f}, the best one's {ours:.2f})"
+            profiles = {key: replace(p, facts=p.facts | {"form_reason": why}) for key, p in profiles.items()}
             for one in report["profiles"].values():
-                one["form_reason"] = f"as good as any in single intervals, and replays of the last 30 % agree better with it (loss {theirs:.2f} for {ours:.2f})"
+                one["form_reason"] = why
     plain_error = quantile_errors(replayer.latencies(profiles), target, late_rows)
     held_out = quantile_errors(replayer.latencies(trained.profiles), target, late_rows)
     better = _score(held_out) <= _score(plain_error)

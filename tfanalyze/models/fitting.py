@@ -252,6 +252,7 @@ def _fit_pool(
     bounds = [{name: float(value) for name, value in zip(names, edge, strict=True)} for edge in (low, high)]
     if overhead:
         bounds[0]["request_s"], bounds[1]["request_s"] = seen.facts["overhead_low_s"], seen.facts["overhead_high_s"]
+    reason = _reason(fitted.form, forms) if prior is None else f"all coefficients of the prior {prior.name}"
     profile = replace(
         make(fitted.coefficients),
         low=bounds[0],
@@ -259,14 +260,14 @@ def _fit_pool(
         held_out=_regression_error(rows, names),
         trusted=_regime(seen, chosen, rows),
         facts={
-            "rows": int(chosen.sum()), "form": fitted.form, "calibrated": False, "sources": "requests of the workspace",
+            "rows": int(chosen.sum()), "form": fitted.form, "form_reason": reason, "calibrated": False, "sources": "requests of the workspace",
             "prior": prior.name if prior else "none", "queue": "observed" if seen.queue_known else "inferred: first come, first served",
             "cached_tokens_known": round(seen.cached_known, 4),
         },
     )  # fmt: skip
     report = {
         "rows": int(chosen.sum()), "form": fitted.form, "forms": forms,
-        "form_reason": _reason(fitted.form, forms) if prior is None else f"all coefficients of the prior {prior.name}",
+        "form_reason": reason,
         "identifiability": identifiability(sample, names, rows),
         "health": health.residual_health(rows, fitted.residuals, seen.log.instances),
         "residuals": _residuals(rows, fitted, seen.log.instances),

@@ -136,7 +136,8 @@ def _limits(
     if known and most > known.max_num_seqs:
         known = replace(known, max_num_seqs=most)
         assumed.append(f"max_num_seqs {most} (as many decoded at once)")
-    limits = known or EngineLimits(scheduler="sglang" if engine == "sglang" else "vllm")
+    # both engines plan a step ahead unless told not to (vLLM since 0.14, SGLang since 0.4)
+    limits = known or EngineLimits(scheduler="sglang" if engine == "sglang" else "vllm", async_scheduling=True)
     if not engine and not known:
         assumed.append("engine: vLLM's scheduler (no engine metrics)")
     capacity, block = kv.capacity_from_metrics(workspace)

@@ -128,11 +128,12 @@ INTERNAL = {"row_uid", "source_id", "source_line", "provenance"}  # filled by th
 def render_fit(found: Found) -> RenderableType:
     parts: list[RenderableType | None] = []
     for name, one in (found.get("profiles") or {}).items():
-        rows = [(key, f"{number(c.get('value')):.3g}", f"{number(c.get('low')):.3g}", f"{number(c.get('high')):.3g}", str(c.get("unit", "")))
+        rows = [(key, f"{number(c.get('value')):.3g}", *("" if c.get(k) is None else f"{number(c[k]):.3g}" for k in ("low", "high")), str(c.get("unit", "")))
                 for key, c in _items(one.get("coefficients"))]  # fmt: skip
         table = grid(f"Profile {name}: step time, with 90 % intervals", ("coefficient", "value", "low", "high", "unit"), rows)
         table.columns[4].justify = "left"
         parts.append(table if rows else None)
+        parts.append(Text(f"form: {one['form']} ({one['form_reason']})", style="dim") if one.get("form_reason") else None)
         held = [(words(key), share(number(value))) for key, value in (one.get("held_out") or {}).items() if isinstance(value, (int, float))]
         parts.append(grid("Error on held-out data", ("", "error"), held) if held else None)
         parts.append(remarks("What the log can tell apart", sentences(one.get("identifiability"))))
