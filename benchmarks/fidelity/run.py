@@ -22,6 +22,11 @@ from tfanalyze.models.fitting import FitResult
 from tfanalyze.models.latency import FORMS, predict, solve
 
 Table = list[dict[str, Any]]
+LOOKED_AT = (
+    "What was looked at while the method was made: the terms of the step time and the weights of the regression were settled on B200 tp1 (all runs) and "
+    "RTX 4090; B200 tp8 and RTX PRO 6000 Llama were watched meanwhile, and that 9 to 16 sequences share a CUDA graph was learnt from tp8_bs16; the llama.cpp "
+    "runs were looked at for drift and contention. Qwen3 was seen in this table only."
+)
 QUANTILES = ("p50", "p95", "p99")
 
 
@@ -155,6 +160,7 @@ def main() -> None:
             "# Fidelity: predicted / observed - 1 on what the fit never saw",
             f"`python benchmarks/fidelity/run.py{' --quick' if quick else ''}`, Python {platform.python_version()}, "
             f"{time.perf_counter() - start:.0f} s. Sets and sources: docs/models.md.",
+            LOOKED_AT,
             render(table),
             "## A change of policy and load on a real fleet: rr-mid -> affinity-mid",
             "| metric | measured change | predicted change |\n|---|---|---|\n" + "\n".join(policy),
