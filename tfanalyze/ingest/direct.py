@@ -26,7 +26,7 @@ from tfanalyze.workspace import Workspace
 if TYPE_CHECKING:
     import duckdb
 
-MIN_BYTES = 4 << 20  # smaller files share tables, and are read in no time anyway
+MIN_BYTES = 16 << 20  # smaller files share tables: the view gets slow over hundreds of them
 CONSTANT = re.compile(r"'(?:[^']|'')*'|\d+")
 
 
