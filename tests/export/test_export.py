@@ -324,6 +324,40 @@ def test_the_models_error_must_be_accepted_and_is_then_written_down(tmp_path: Pa
     assert "+12.0 %" in page and "+3.0 to +20.0" in page and "Accepted against the tool's advice" in page
 
 
+def test_the_evidence_page_says_what_a_change_review_asks(tmp_path: Path) -> None:
+    study = {
+        "verdict": "keep_current", "verdict_reason": "It may be none.", "objective": "goodput", "baseline": "round_robin",
+        "holdout": {"gain_pct": 1.5, "ci_low_pct": -2.0, "ci_high_pct": 4.0, "requests": 1580, "tuned": 200.0},
+        "by_load": {"1.2": {"gain_pct": -0.5, "ci_low_pct": -3.0, "ci_high_pct": 2.0}},
+        "baselines": {"lmetric": 210.0, "random": 150.0},
+        "predicted": {"goodput": 200.0, "attainment": 0.95}, "predicted_present": {"goodput": 197.0, "attainment": 0.9},
+        "changed_params": {"aibrix.prefix_cache_weight": {"from": 3, "to": 5, "unit": "weight"}},
+        "canary": {"how": "switchback", "share": 0.5, "hours": 1.0, "roll_back_when": {"attainment_below": 0.88}},
+        "notes": ["the profile was never validated"], "model_error": {"by": "never validated", "value": None},
+        "trace_hash": "abc", "profile_hash": "def", "seed": 3, "study": "s-1",
+    }  # fmt: skip
+    run(
+        "aibrix",
+        load_policy("aibrix", {"aibrix.algorithm": "weighted", "aibrix.prefix_cache_weight": 5}),
+        tmp_path,
+        evidence=study,
+    )
+    page = (tmp_path / "evidence.md").read_text()
+    for words in (
+        "**keep_current**. It may be none.", "does **not** advise this change", "1,580 requests", "against `round_robin`", "-2.0 to +4.0",
+        "| requests inside their SLO, % | 90.0 | 95.0 |", "| 1.2 | -0.5 %", "lmetric 210", "`aibrix.prefix_cache_weight`: 5 weight (default 3)",
+        "The present config was not given", "the profile was never validated", "50% of the traffic for 1 h", "below 88.0%", "`abc`", "`def`",
+        "unknown (never validated)", "source-checked only", "Roll back",
+    ):  # fmt: skip
+        assert words in page, words
+    assert "random" not in page.split("## What changes")[0]
+    json.loads((tmp_path / "evidence.json").read_text())
+    again = tmp_path / "aibrix.env"
+    run("aibrix", load_policy("aibrix"), tmp_path / "b", current=again, evidence=study)
+    changed = (tmp_path / "b" / "evidence.md").read_text()
+    assert "`aibrix.prefix_cache_weight`: 5 -> 3" in changed and "aibrix.env.before" in changed
+
+
 def test_without_a_study_no_gain_is_claimed(tmp_path: Path) -> None:
     run("aibrix", load_policy("aibrix"), tmp_path)
     assert "no gain is claimed" in (tmp_path / "evidence.md").read_text()

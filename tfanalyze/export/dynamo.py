@@ -92,9 +92,7 @@ def render(policy: PolicySet, ctx: Context) -> Rendered:
             + "\n"
             + text
         )
-    dropped = (
-        "decode blocks count prompts in flight; blocks shared between running requests are estimated in replay",
-    )
+    dropped = ("deficits of the classes are charged in prompt tokens in replay, in uncached tokens there",)
     return Rendered(
         {MAIN: text},
         tuple(notes),

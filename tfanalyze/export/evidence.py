@@ -11,8 +11,8 @@ from tfanalyze.errors import ExportError
 
 HASHES = ("trace_hash", "profile_hash", "study", "seed", "version")
 COPIED = (
-    "verdict", "objective", "holdout", "by_load", "baselines", "shed_share", "changed_params", "best_params",
-    "model_error", "max_model_error", "canary", "trials",
+    "verdict", "verdict_reason", "objective", "unit", "direction", "baseline", "holdout", "by_load", "baselines", "predicted",
+    "predicted_present", "shed_share", "changed_params", "best_params", "model_error", "max_model_error", "canary", "trials",
 )  # fmt: skip
 
 
@@ -62,6 +62,8 @@ def build(
     doc["changed"] = result["changed"]
     doc["tuned"] = bool(evidence.get("holdout"))
     doc.update({key: clean(evidence[key]) for key in (*HASHES, *COPIED) if key in evidence})
+    if evidence.get("holdout"):
+        doc["study_notes"] = clean(list(evidence.get("notes") or ()))
     doc["accepted_doubts"] = list(result["doubts"])
     for key in ("notes", "dropped", "proof", "commands", "rollback", "files"):
         doc[key] = clean(result[key])
@@ -85,50 +87,6 @@ def as_json(doc: Mapping[str, Any]) -> str:
 
 def as_markdown(doc: Mapping[str, Any]) -> str:
     """The same for a change review."""
-    lines = [f"# Change of {doc['target']}: evidence", "", *_gain(doc), "", "## What changes", ""]
-    lines += [f"- `{name}`: {old} -> {new}" for name, (old, new) in doc["changed"].items()] or ["- nothing"]
-    for title, key in (
-        ("Notes", "notes"),
-        ("Approximated", "dropped"),
-        ("Accepted against the tool's advice", "accepted_doubts"),
-    ):
-        if doc.get(key):
-            lines += ["", f"## {title}", "", *[f"- {line}" for line in doc[key]]]
-    lines += ["", "## Load it", "", *[f"    {line}" for line in doc["commands"]]]
-    lines += ["", "## Roll back", "", str(doc["rollback"]), "", "## What it rests on", ""]
-    lines += [f"- {key}: `{doc[key]}`" for key in HASHES if key in doc] or [
-        "- no study: nothing was measured"
-    ]
-    lines += [
-        f"- model error (held-out P95 TTFT): {_share(doc.get('model_error'))}",
-        f"- written by tfanalyze {doc['tfanalyze']}",
-    ]
-    lines += [f"- this target is {doc['proof']}"]
-    return "\n".join(lines) + "\n"
+    from tfanalyze.export.evidence_text import as_markdown
 
-
-def _gain(doc: Mapping[str, Any]) -> list[str]:
-    hold = doc.get("holdout")
-    if not isinstance(hold, Mapping):
-        return ["No study came with this export: **no gain is claimed**."]
-    words = [f"Verdict: **{doc.get('verdict', 'none')}**."]
-    if hold.get("gain_pct") is not None:
-        low, high = hold.get("ci_low_pct"), hold.get("ci_high_pct")
-        interval = (
-            f" (95 % interval {low:+.1f} to {high:+.1f} %)" if low is not None and high is not None else ""
-        )
-        words.append(
-            f"Goodput on traffic that the tuning never saw: **{hold['gain_pct']:+.1f} %**{interval}."
-        )
-    loads = doc.get("by_load")
-    if isinstance(loads, Mapping):
-        for load, row in loads.items():
-            if isinstance(row, Mapping) and row.get("gain_pct") is not None:
-                words.append(f"At {load} x the recorded load: {row['gain_pct']:+.1f} %.")
-    return words
-
-
-def _share(value: Any) -> str:
-    if isinstance(value, Mapping):
-        value = value.get("ttft_s_p95", value.get("value"))
-    return "unknown" if value is None else f"{float(value):.1%}"
+    return as_markdown(doc, HASHES)
