@@ -18,7 +18,7 @@ from tfanalyze.settings import parse_config
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTED = (
     config.SloClass, config.ClassRule, config.EngineLimits, config.Pool, config.Site, config.FleetEvent,
-    config.Gateway, config.Transfer, config.TuneSettings,
+    config.Gateway, config.Transfer, config.TuneSettings, config.IngestOptions,
 )  # fmt: skip
 
 
@@ -94,6 +94,16 @@ def test_choices_and_ranges_name_real_fields() -> None:
         ("[tune.bounds]\n'a.b' = [2, 1]", ["tune.bounds.a.b", "low < high"]),
         ("[tune]\ntrials = 0", ["tune.trials", "a whole number 1 to 10,000,000"]),
         ("x = = 1", ["is not TOML"]),
+        ("[endpoints]\na100-0 = 8000", ["endpoints.a100-0", "8000", "give a URL"]),
+        ("[ingest]\ntzz = 'UTC'", ["ingest", "'tzz'", "did you mean 'tz'"]),
+        ("[ingest]\ntz = 'Moon/Base'", ["ingest.tz", "'Moon/Base'", "IANA"]),
+        ("[ingest]\nyear = '2025'", ["ingest.year", "'2025'", "1970 to 2100"]),
+        ("[ingest]\nyear = 25", ["ingest.year", "25", "1970 to 2100"]),
+        ("[ingest]\nvantage = 'proxy'", ["ingest.vantage", "client, gateway, router, engine"]),
+        ("[ingest]\nkeep_tenants = 1", ["ingest.keep_tenants", "true or false"]),
+        ("[ingest]\nblock_size = 0", ["ingest.block_size", "1 to 1,000,000"]),
+        ("[ingest]\nblock_scope = 'all'", ["ingest.block_scope", "file, shared"]),
+        ("[ingest]\nmapping = 'x'", ["ingest.mapping", "not a table"]),
     ],
 )  # fmt: skip
 def test_a_mistake_names_field_found_and_allowed(text: str, says: list[str]) -> None:

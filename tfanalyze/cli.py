@@ -51,12 +51,23 @@ def ingest_logs(
     format: Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the files; auto looks at them.")] = "auto",
     explain: Annotated[bool, typer.Option("--explain", help="Only say what each column would come from; write nothing.")] = False,
     time_unit: Annotated[str | None, typer.Option(help="Unit of numeric arrivals: s, ms, us or ns. [default: detected]")] = None,
-    tz: Annotated[str | None, typer.Option(help="Time zone of times that name none. [default: UTC]")] = None,
+    time_base: Annotated[str | None, typer.Option(help="What times count from: unix, monotonic or relative. [default: detected]")] = None,
+    start_at: Annotated[str | None, typer.Option(metavar="TIME", help="When a trace with relative times began: ISO time or epoch.")] = None,
+    tz: cp.Zone = None,
+    year: cp.Year = None,
+    clock_ahead: cp.ClockAhead = None,
     instance: Annotated[str | None, typer.Option(help="Instance, where the log names none.")] = None,
     site: Annotated[str | None, typer.Option(help="Site, where the log names none.")] = None,
     model: Annotated[str | None, typer.Option(help="Model, where the log names none.")] = None,
     slo_class: Annotated[str | None, typer.Option("--class", help="SLO class, where the log names none.")] = None,
-    keep_tenants: Annotated[bool, typer.Option("--keep-tenants", help="Store tenant names as they are, not pseudonyms.")] = False,
+    vantage: Annotated[str | None, typer.Option(help="Who wrote the log: client, gateway, router or engine. [default: by format]")] = None,
+    block_size: Annotated[int | None, typer.Option(metavar="TOKENS", help="Tokens a prefix block, in place of what the format says.")] = None,
+    block_scope: Annotated[str | None, typer.Option(help="shared if numbered block ids mean the same in all files, else file. [default: file]")] = None,
+    keep_tenants: Annotated[bool, typer.Option("--keep-tenants", help="Store tenant and session names as they are, not pseudonyms.")] = False,
+    key_file: Annotated[str | None, typer.Option(metavar="FILE", help="Key of pseudonyms and block hashes. [default: next to the workspace]")] = None,
+    requests: Annotated[int | None, typer.Option(metavar="N", help="Requests to draw, where the file describes a load. [default: all]")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same ones. [default: 1]")] = None,
+    wait: cp.Wait = None,
     config: cp.ConfigFile = None,
     json: cp.Json = False,
     quiet: cp.Quiet = False,
@@ -64,7 +75,11 @@ def ingest_logs(
     """Read request logs; a file that was read before changes nothing."""
     import tfanalyze as tf
 
-    given = cp.options_of(time_unit=time_unit, tz=tz, instance=instance, site=site, model=model, slo_class=slo_class, keep_tenants=keep_tenants)
+    given = cp.options_of(
+        time_unit=time_unit, time_base=time_base, start_at=start_at, tz=tz, year=year, clock_ahead_s=clock_ahead, instance=instance,
+        site=site, model=model, slo_class=slo_class, vantage=vantage, block_size=block_size, block_scope=block_scope,
+        keep_tenants=keep_tenants, key_file=key_file, requests=requests, seed=seed, wait_s=wait,
+    )  # fmt: skip
     options = {**tf.load_config(config).ingest, **given}
     if explain:
         for path in paths:
@@ -82,14 +97,22 @@ def ingest_metrics(
     db: cp.Db = DB,
     format: Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the files; auto looks at them.")] = "auto",
     instance: Annotated[str | None, typer.Option(help="Instance, where the file names none.")] = None,
+    at: Annotated[str | None, typer.Option(metavar="TIME", help="Time of a scrape that names none: ISO time or epoch.")] = None,
+    tz: cp.Zone = None,
+    year: cp.Year = None,
+    clock_ahead: cp.ClockAhead = None,
+    wait: cp.Wait = None,
+    config: cp.ConfigFile = None,
     json: cp.Json = False,
     quiet: cp.Quiet = False,
 ) -> None:
     """Read engine and gateway metrics: Prometheus scrapes, query results, dashboards' exports."""
     import tfanalyze as tf
 
+    given = cp.options_of(instance=instance, at=at, tz=tz, year=year, clock_ahead_s=clock_ahead, wait_s=wait)
+    options = {**tf.load_config(config).ingest, **given}
     with cp.progress(json, quiet) as report:
-        result = tf.ingest_metrics(paths, db=db, format=format, progress=report, **cp.options_of(instance=instance))
+        result = tf.ingest_metrics(paths, db=db, format=format, progress=report, **options)
     cp.show("ingest", {"schema": "tfanalyze.ingest/1", "db": str(db), **result}, json, quiet)
 
 

@@ -33,6 +33,11 @@ PerfectSignals = Annotated[bool, typer.Option("--perfect-signals", help="Ceiling
 KnownLengths = Annotated[bool, typer.Option("--known-lengths", help="Ceiling, no real system: policies are told the output length.")]
 AcceptError = Annotated[bool, typer.Option("--accept-model-error", help="Go on although the model's held-out error is above the limit.")]
 
+Zone = Annotated[str | None, typer.Option("--tz", help="Time zone of times that name none. [default: UTC]")]
+Year = Annotated[int | None, typer.Option("--year", help="Year of times that name none. [default: from the file, its name or its date]")]
+ClockAhead = Annotated[float | None, typer.Option("--clock-ahead", metavar="S", help="The clock of these files is so far ahead of the others: taken off their times.")]
+Wait = Annotated[float | None, typer.Option("--wait", metavar="S", help="Wait so long for a workspace that another process holds. [default: 10]")]
+
 
 def parse_settings(pairs: list[str] | None) -> dict[str, float | str]:
     """NAME.PARAM=VALUE pairs.  Errors: ConfigError for a pair that is none, or one name twice."""

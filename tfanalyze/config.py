@@ -157,6 +157,31 @@ class TuneSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class IngestOptions:
+    """What the user can say about a log or a metrics file that it does not say itself."""
+
+    tz: str = "UTC"  # zone of times that name none
+    year: int | None = None  # year of times that name none
+    time_unit: str | None = None  # s | ms | us | ns: unit of numeric arrivals, in place of what was detected
+    time_base: str | None = None  # unix | monotonic | relative
+    start_at: str | float | None = None  # when a trace with relative times began: ISO time, or epoch
+    clock_ahead_s: float | None = None  # the file's clock is so far ahead of the others': taken off its times
+    instance: str | None = None  # where the log does not say
+    site: str | None = None
+    model: str | None = None
+    slo_class: str | None = None
+    vantage: str | None = None  # client | gateway | router | engine, in place of the format's
+    block_size: int | None = None  # tokens a block, in place of what the format says
+    block_scope: str = "file"  # file | shared: are numbered block ids of two files the same blocks?
+    keep_tenants: bool = False
+    mapping: Mapping[str, Any] | None = None  # column = expression, for formats of your own
+    key_file: str | None = None  # key of the block hashes and pseudonyms; default: next to the workspace
+    seed: int = 1  # for formats that describe a load instead of listing requests
+    requests: int | None = None  # how many of them to draw
+    wait_s: float = 10.0  # how long to wait for a workspace that another process holds
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything that tfanalyze.toml can say. ``assumed`` lists what was not said and is taken by default."""
 

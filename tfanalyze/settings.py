@@ -7,6 +7,7 @@ import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
+from datetime import date
 from math import inf
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -19,6 +20,7 @@ from tfanalyze.config import (
     Fleet,
     FleetEvent,
     Gateway,
+    IngestOptions,
     Pool,
     Site,
     SloClass,
@@ -37,6 +39,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "Pool.role": ("both", "prefill", "decode"),
     "FleetEvent.what": ("crash", "drain", "start", "stop"),
     "Gateway.index": ("exact", "approx", "none"),
+    "IngestOptions.time_unit": ("s", "ms", "us", "ns"),
+    "IngestOptions.time_base": ("unix", "monotonic", "relative"),
+    "IngestOptions.vantage": ("client", "gateway", "router", "engine"),
+    "IngestOptions.block_scope": ("file", "shared"),
 }
 # field -> (low, high); both ends allowed. A field that is not named here may be 0 or more.
 RANGES: dict[str, tuple[float, float]] = {
@@ -54,6 +60,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "Pool.gpus_per_instance": (1, 1e6),
     "Gateway.replicas": (1, 1000),
     "TuneSettings.trials": (1, 1e7),
+    "IngestOptions.year": (1970, 2100),
+    "IngestOptions.clock_ahead_s": (-1e9, 1e9),
+    "IngestOptions.block_size": (1, 1e6),
+    "IngestOptions.requests": (1, 1e9),
+    "IngestOptions.wait_s": (0, 1e6),
 }
 TABLES: dict[str, str] = {
     "classes": "SLO classes, one table each: [classes.interactive]",
@@ -108,7 +119,7 @@ def parse_config(text: str, where: str = FILE) -> Config:
         engine=engine,
         gateway=gateway,
         settings=_settings(found.get("policies", {}), where),
-        ingest=_table(found.get("ingest", {}), f"{where}: ingest"),
+        ingest=ingest_options(found.get("ingest", {}), f"{where}: ingest"),
         endpoints=_endpoints(found.get("endpoints", {}), f"{where}: endpoints"),
         tune=_tune(found.get("tune", {}), f"{where}: tune"),
         assumed=tuple(_assumed(found, classes)),
@@ -183,6 +194,23 @@ def _settings(found: Any, where: str) -> dict[str, float | str]:
     return settings
 
 
+def ingest_options(found: Any, where: str = "ingest") -> dict[str, Any]:
+    """The options of ingest that a table gives, by name. Errors: ConfigError for a name, kind or value that is not allowed."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    body = {name: value for name, value in _table(found, where).items() if value is not None}
+    mapping = body.pop("mapping", None)
+    start = body.get("start_at")
+    if isinstance(start, date) or _is_number(start):  # TOML has times of its own, Python callers may give an epoch
+        body["start_at"] = str(start)
+    options = _one(IngestOptions, body, where, mapping=None if mapping is None else _table(mapping, f"{where}.mapping"))
+    try:
+        ZoneInfo(options.tz)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ConfigError(f"is {options.tz!r}", f"{where}.tz", "give an IANA zone such as Europe/Berlin") from error
+    return {name: getattr(options, name) for name in (*body, *(("mapping",) if mapping is not None else ()))}
+
+
 def _endpoints(found: Any, where: str) -> dict[str, str]:
     for name, url in _table(found, where).items():
         if not isinstance(url, str):
@@ -253,7 +281,7 @@ def _value(value: Any, hint: Any, key: str, where: str) -> Any:
 
 
 def _span(low: float, high: float) -> str:
-    ends = [f"{end:,.0f}" if end == int(end) else f"{end:g}" for end in (low, high) if end != inf]
+    ends = [f"{end:,.0f}" if end == int(end) and abs(end) >= 10_000 else f"{end:.0f}" if end == int(end) else f"{end:g}" for end in (low, high) if end != inf]
     return f"from {ends[0]} up" if high == inf else f"{ends[0]} to {ends[1]}"
 
 

@@ -24,7 +24,7 @@ def explain_file(path: str | Path, *, format: str = "auto", **options: Any) -> d
     "rests_on", "filled", "low", "high"}], "empty": [...]}; `filled` is a share of the records looked at.
     Errors: InputError, FormatError, ConfigError as ingest_logs.
     """
-    chosen = options_from(options)
+    chosen = replace(options_from(options), key_file=None)  # a key that is not there yet is not made
     source = files.peek(str(path))
     if not source.head.strip():
         raise InputError("is empty", source.name, "give a log with at least one record")

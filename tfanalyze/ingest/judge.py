@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tfanalyze import parts
-from tfanalyze.errors import ConfigError, FormatError
+from tfanalyze.config import IngestOptions
+from tfanalyze.errors import FormatError
 from tfanalyze.ingest import retries
-from tfanalyze.ingest.formats.base import ASSUMED, OBSERVED, Col, Context, Format, Options
-from tfanalyze.ingest.times import iso_us, number_us
+from tfanalyze.ingest.formats.base import ASSUMED, DERIVED, OBSERVED, Col, Context, Format
+from tfanalyze.ingest.times import when_us
 from tfanalyze.parts import REQUEST_COLUMNS
 from tfanalyze.workspace import Workspace
 
@@ -72,6 +73,10 @@ def columns_of(form: Format, ctx: Context) -> dict[str, Col]:
             for name in REQUEST_COLUMNS
             if name in ctx.present
         }
+    if ctx.options.clock_ahead_s and "arrival_us" in cols:
+        ahead_us = round(ctx.options.clock_ahead_s * 1e6)
+        cols["arrival_us"] = Col(f"(({cols['arrival_us'].sql})::HUGEINT - {ahead_us})", DERIVED)
+        ctx.notes.append(f"{ctx.options.clock_ahead_s:g} s taken off all times: the clock was said to be that far ahead")
     if ctx.options.block_size and "blocks" in cols:
         cols["block_size"] = Col(str(ctx.options.block_size), ASSUMED)
     for name in ("instance", "site", "model", "slo_class"):
@@ -89,9 +94,7 @@ def _place(ctx: Context, cols: dict[str, Col]) -> str:
     at = ctx.options.start_at
     if at is None or base == "unix" or "arrival_us" not in cols:
         return base
-    start_us = number_us(at) if not isinstance(at, str) else iso_us(at, ctx.options.tz) or number_us(at)
-    if start_us is None:
-        raise ConfigError(f"is {at!r}", "start_at", "give an ISO time or seconds since 1970")
+    start_us = when_us(at, ctx.options.tz, "start_at")
     cols["arrival_us"] = Col(f"(({cols['arrival_us'].sql})::HUGEINT + {start_us})", ASSUMED)
     ctx.clock = f"unix: relative {ctx.units.get('arrival', '')} from {at}"
     return "unix"
@@ -360,7 +363,7 @@ def _repaired(name: str, cols: dict[str, Col]) -> str:
     return f'"{name}"'
 
 
-def hidden_values(cols: dict[str, Col], options: Options) -> dict[str, str]:
+def hidden_values(cols: dict[str, Col], options: IngestOptions) -> dict[str, str]:
     """SQL of what is stored of each canonical column: tenants, sessions and ids that a user may have chosen as pseudonyms."""
     values = {name: f'"{name}"' for name in cols if name in REQUEST_COLUMNS}
     if not options.keep_tenants:

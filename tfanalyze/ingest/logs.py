@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfanalyze.config import IngestOptions
 from tfanalyze.errors import ConfigError, FormatError, InputError, TfanalyzeError
 from tfanalyze.ingest import blocks, direct, files, judge, mapping
 from tfanalyze.ingest.files import Source
 from tfanalyze.ingest.formats import by_name, sniff
-from tfanalyze.ingest.formats.base import Context, Format, Options
+from tfanalyze.ingest.formats.base import Context, Format
 from tfanalyze.ingest.stage import stage
+from tfanalyze.ingest.times import when_us
+from tfanalyze.settings import ingest_options
 from tfanalyze.workspace import Workspace, storage_errors
 
 Progress = Callable[[float, str], None]
@@ -44,35 +46,13 @@ class FileResult:
         }  # fmt: skip
 
 
-def options_from(given: dict[str, Any]) -> Options:
-    """Options by name. Errors: ConfigError with the nearest name."""
-    known = {field.name for field in fields(Options)}
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise ConfigError(f"no ingest option {name!r}", mend=f"did you mean {near[0]!r}?" if near else "see --help")
-    options = Options(**given)
-    _check_options(options)
-    return options
-
-
-def _check_options(options: Options) -> None:
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
-    allowed: dict[str, tuple[str | None, tuple[str, ...]]] = {
-        "time_unit": (options.time_unit, ("s", "ms", "us", "ns")),
-        "time_base": (options.time_base, ("unix", "monotonic", "relative")),
-        "block_scope": (options.block_scope, ("file", "shared")),
-        "vantage": (options.vantage, ("client", "gateway", "router", "engine")),
-    }
-    for name, (value, choices) in allowed.items():
-        if value is not None and value not in choices:
-            raise ConfigError(f"is {value!r}", name, f"allowed: {', '.join(choices)}")
+def options_from(given: dict[str, Any]) -> IngestOptions:
+    """Options by name. Errors: ConfigError that names the option, what was found and what is allowed."""
+    options = IngestOptions(**ingest_options(given))
     mapping.check_names(options.mapping or {})
-    try:
-        ZoneInfo(options.tz)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ConfigError(f"is {options.tz!r}", "tz", "give an IANA zone such as Europe/Berlin") from error
+    if options.start_at is not None:
+        when_us(options.start_at, options.tz, "start_at")
+    return options
 
 
 def ingest_logs(
@@ -160,7 +140,7 @@ def _ingest_file(
     workspace: Workspace,
     path: str,
     form: Format | None,
-    options: Options,
+    options: IngestOptions,
     mapped: bool,
     progress: Progress | None,
 ) -> FileResult:
@@ -208,7 +188,7 @@ def _done(form: Format, ctx: Context, verdict: judge.Verdict, progress: Progress
     return _result(form, ctx, verdict)
 
 
-def context(workspace: Workspace, source: Source, options: Options) -> Context:
+def context(workspace: Workspace, source: Source, options: IngestOptions) -> Context:
     """What the stages of one file share; sets the connection's zone and the pseudonym macro."""
     key = blocks.workspace_key(workspace.path, options.key_file)
     workspace.con.execute(f"SET TimeZone = '{options.tz}'")
@@ -239,6 +219,8 @@ def _result(form: Format, ctx: Context, verdict: judge.Verdict) -> FileResult:
     notes = ctx.source.notes + ctx.notes
     if ctx.ignored:
         notes.append(f"{ctx.ignored} lines or events that are no requests were passed over")
+    if ctx.options.time_unit and ctx.options.time_unit != ctx.units.get("arrival"):
+        notes.append(f"time_unit {ctx.options.time_unit} was not used: format {form.name} says itself in which unit its times are")
     rejected = sum(verdict.reasons.values())
     return FileResult(
         ctx.source.name, form.name, verdict.taken + rejected, verdict.taken, rejected, verdict.reasons, verdict.repaired,

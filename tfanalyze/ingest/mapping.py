@@ -18,9 +18,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tfanalyze.config import IngestOptions
 from tfanalyze.errors import ConfigError, FormatError
 from tfanalyze.ingest.files import Source, memory_file
-from tfanalyze.ingest.formats.base import Col, Context, Format, Options, head_of, status_sql, to_us
+from tfanalyze.ingest.formats.base import Col, Context, Format, head_of, status_sql, to_us
 from tfanalyze.parts import REQUEST_COLUMNS
 
 DURATIONS = ("queue", "ttft", "e2e", "deadline", "delay", "engine_prompt", "engine_predicted")
@@ -46,7 +47,7 @@ def check_names(mapping: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     return known
 
 
-def fits(source: Source, options: Options) -> bool:
+def fits(source: Source, options: IngestOptions) -> bool:
     """Whether the mapping names a field of this file at all; if not, the file is sniffed as if there were none."""
     try:
         return bool(_fields(source, {name: str(sql) for name, sql in (options.mapping or {}).items()})[1])
@@ -54,7 +55,7 @@ def fits(source: Source, options: Options) -> bool:
         return False
 
 
-def format_of(source: Source, options: Options) -> Format:
+def format_of(source: Source, options: IngestOptions) -> Format:
     """The format that a mapping makes of a file: JSON lines, CSV or Parquet, seen from its start.
 
     Errors: ConfigError for a column that does not exist; FormatError for a file that is none of the three.

@@ -15,7 +15,7 @@ from tfanalyze.ingest.formats.base import head_of
 from tfanalyze.ingest.logs import FileResult, Progress, nothing_read, opened, options_from, share, summary
 from tfanalyze.ingest.names import VLLM, bucket_factor, canonical
 from tfanalyze.ingest.shapes import SHAPES, Settings, Shape, Sink
-from tfanalyze.ingest.times import iso_us, number_us
+from tfanalyze.ingest.times import when_us
 from tfanalyze.workspace import Workspace, insert_columns, storage_errors
 
 
@@ -30,12 +30,12 @@ def ingest_metrics(
 ) -> dict[str, Any]:
     """Read metrics files into table `metrics`; the same contract as ingest_logs. One record is one sample.
 
-    `at`: the time of a scrape that names none (ISO or epoch). Options: tz, year, instance, wait_s.
-    Errors: InputError, FormatError when nothing could be read; WorkspaceError.
+    `at`: the time of a scrape that names none (ISO or epoch). Options: tz, year, instance, clock_ahead_s, wait_s; what
+    only logs need is passed over. Errors: InputError, FormatError when nothing could be read; ConfigError; WorkspaceError.
     """
     chosen = options_from(options)
-    ts_us = None if at is None else number_us(at) if not isinstance(at, str) else iso_us(at, chosen.tz) or number_us(at)
-    settings = Settings(chosen.tz, chosen.year, chosen.instance, ts_us)
+    ts_us = None if at is None else when_us(at, chosen.tz, "at")
+    settings = Settings(chosen.tz, chosen.year, chosen.instance, ts_us, round((chosen.clock_ahead_s or 0.0) * 1e6))
     shape = None if format == "auto" else shape_named(format)
     results: list[FileResult] = []
     skipped: list[dict[str, str]] = []
@@ -97,7 +97,9 @@ def _take(
 ) -> FileResult:
     con = workspace.con
     con.execute("CREATE OR REPLACE TEMP TABLE points(ts_us BIGINT, series INTEGER, value DOUBLE)")
-    sink = Sink(flush=lambda full: _flush(workspace, full))
+    sink = Sink(flush=lambda full: _flush(workspace, full), ahead_us=settings.ahead_us)
+    if settings.ahead_us:
+        sink.notes.append(f"{settings.ahead_us / 1e6:g} s taken off all times: the clock was said to be that far ahead")
     shape.read(source, settings, sink)
     _flush(workspace, sink)
     if not sink.taken and not sink.rejects:

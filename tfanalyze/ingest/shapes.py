@@ -31,6 +31,7 @@ class Sink:
     rejects: list[tuple[int, str]] = field(default_factory=list)
     taken: int = 0
     flush: Callable[[Sink], None] | None = None
+    ahead_us: int = 0  # taken off all times
     units: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -51,7 +52,7 @@ class Sink:
         elif not -(2**62) < ts_us < 2**62:
             self.rejects.append((line, "absurd_time"))
         else:
-            self.ts_us.append(ts_us)
+            self.ts_us.append(ts_us - self.ahead_us)
             self.index.append(series)
             self.value.append(value)
             self.taken += 1
@@ -67,6 +68,7 @@ class Settings:
     year: int | None = None
     instance: str | None = None
     ts_us: int | None = None  # the time of a scrape that names none
+    ahead_us: int = 0  # how far the clock was ahead
 
 
 @dataclass(frozen=True, slots=True)

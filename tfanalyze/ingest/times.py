@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
+from tfanalyze.errors import ConfigError
+
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[(?:\d{1,2};)*\d{1,2}m")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -141,6 +143,16 @@ def number_us(value: object) -> int | None:
     if abs(value) >= 1e11:
         return round(value * 1e3)
     return round(value * 1e6) if abs(value) < 1e300 else None
+
+
+def when_us(value: str | float, tz: str, name: str) -> int:
+    """A time that the user gave, ISO or epoch, as UTC microseconds. Errors: ConfigError for anything else."""
+    found = number_us(value) if not isinstance(value, str) else iso_us(value, tz) or number_us(value)
+    if found is None and isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", value.strip()):
+        found = iso_us(value.strip() + " 00:00:00", tz)
+    if found is None:
+        raise ConfigError(f"is {value!r}", f"ingest.{name}", "give an ISO time such as 2026-11-03T08:15:00Z, or seconds since 1970")
+    return found
 
 
 _UNITS = {"h": 3.6e9, "m": 6e7, "s": 1e6, "ms": 1e3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ns": 1e-3}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfanalyze.config import IngestOptions
 from tfanalyze.errors import FormatError
 from tfanalyze.ingest import files
 from tfanalyze.ingest.files import Source
@@ -18,30 +19,6 @@ if TYPE_CHECKING:
 
 OBSERVED, DERIVED, ASSUMED = "observed", "derived", "assumed"
 Row = dict[str, Any]  # canonical columns, and `line`, `prov`; or `line`, `reject`
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the user can say about a log that the log does not say itself."""
-
-    tz: str = "UTC"  # zone of times that name none
-    year: int | None = None  # year of times that name none
-    time_unit: str | None = None  # s | ms | us | ns: unit of numeric arrivals, in place of what was detected
-    time_base: str | None = None  # unix | monotonic | relative
-    start_at: str | float | None = None  # when a trace with relative times began: ISO time, or epoch
-    instance: str | None = None  # where the log does not say
-    site: str | None = None
-    model: str | None = None
-    slo_class: str | None = None
-    vantage: str | None = None
-    block_size: int | None = None  # tokens a block, in place of what the format says
-    block_scope: str = "file"  # file | shared: are numbered block ids of two files the same blocks?
-    keep_tenants: bool = False
-    mapping: Mapping[str, Any] | None = None  # column = expression, for formats of your own
-    key_file: str | None = None  # key of the block hashes and pseudonyms; default: next to the workspace
-    seed: int = 1  # for formats that describe a load instead of listing requests
-    requests: int | None = None  # how many of them to draw
-    wait_s: float = 10.0  # how long to wait for a workspace that another process holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +43,7 @@ class Context:
 
     con: duckdb.DuckDBPyConnection
     source: Source
-    options: Options
+    options: IngestOptions
     key: bytes
     present: frozenset[str] = frozenset()  # fields that the file has
     staged: str = "staged"

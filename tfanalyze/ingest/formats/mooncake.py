@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfanalyze.ingest.formats.base import OBSERVED, Col, Context, Format, Head
+from tfanalyze.ingest.formats.base import OBSERVED, Col, Context, Format, Head, to_us
 
 FIELDS = {
     "timestamp": "DOUBLE", "input_length": "BIGINT", "output_length": "BIGINT", "hash_ids": "UBIGINT[]",
@@ -17,11 +17,12 @@ def sniff(head: Head) -> bool:
 
 
 def mapping(ctx: Context) -> dict[str, Col]:
-    ctx.units |= {"arrival": "ms", "delay": "ms"}
+    unit = ctx.options.time_unit or "ms"
+    ctx.units |= {"arrival": unit, "delay": "ms"}
     ctx.time_base = "relative"
     header = f"SELECT any_value(block_size) FROM {ctx.staged} WHERE schema IS NOT NULL"
     cols = {
-        "arrival_us": Col("try_cast(round(coalesce(timestamp, not_before_ms) * 1000) AS BIGINT)"),
+        "arrival_us": Col(f"coalesce({to_us('timestamp', unit)}, {to_us('not_before_ms', 'ms')})"),
         "input_tokens": Col("input_length"),
         "output_tokens": Col("output_length"),
     }
