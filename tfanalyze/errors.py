@@ -11,7 +11,8 @@ class TfanalyzeError(Exception):
     """What is wrong, where it is, how to mend it."""
 
     def __init__(self, what: str, where: str = "", mend: str = "") -> None:
-        self.what, self.where, self.mend = what, where, mend
+        # a name from a file may hold a line break; the message stays one line
+        self.what, self.where, self.mend = (" ".join(text.split()) if "\n" in text or "\r" in text else text for text in (what, where, mend))
         super().__init__(str(self))
 
     def __str__(self) -> str:

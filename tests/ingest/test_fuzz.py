@@ -16,6 +16,7 @@ from tests.ingest.samples import SAMPLES, Sample
 from tests.ingest.test_metrics import SHAPED, T0
 from tfanalyze.errors import TfanalyzeError
 from tfanalyze.ingest import explain_file, ingest_logs, ingest_metrics
+from tfanalyze.ingest.times import number_us
 from tfanalyze.workspace import Workspace
 
 MUTANTS = int(os.environ.get("TFANALYZE_FUZZ", "5"))
@@ -100,3 +101,50 @@ def test_mutated_metrics(name: str, tmp_path: Path) -> None:
             if not result["already"]:
                 assert db.count("metrics") - before[0] == result["taken"]
                 assert result["taken"] + result["rejected"] == result["rows"]
+
+
+FOUND = [  # what a longer run found once: format, what in its sample, turned into what
+    ("log:vllm_log", b"prompt_token_ids: [", b"prompt_token_ids: [2 9, "),
+    ("log:servegen", b",", b"\r,"),
+    ("met:metrics_csv", b",", b"\r,"),
+    ("met:scrapes", b'"ts": ', b'"ts": 1e999, "was": '),
+    ("met:scrapes", b'"instance": ', b'"instance": [1], "was": '),
+    ("met:victoriametrics", b'"timestamps": [', b'"timestamps": [1e999, '),
+    ("met:otlp_metrics", b'"timeUnixNano": ', b'"timeUnixNano": 1e999, "was": '),
+]
+
+
+@pytest.mark.parametrize(("which", "old", "new"), FOUND, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_the_fuzzer_found(which: str, old: bytes, new: bytes, tmp_path: Path) -> None:
+    db = Workspace.open(":memory:")
+    kind, name = which.split(":")
+    text = b""
+    if kind == "log":
+        for sample in (sample for sample in SAMPLES if sample.name == name):
+            for other, beside in sample.beside.items():
+                (tmp_path / other).write_text(beside)
+            path = tmp_path / sample.file
+            text = sample.text.encode()
+            path.write_bytes(text.replace(old, new))
+            result = ingest_logs([path], db=db, format=name, **sample.options)["files"][0]
+            assert result["taken"] + result["rejected"] == result["rows"]
+            break
+    else:
+        file, text = SHAPED[name][0], SHAPED[name][1].encode()
+        path = tmp_path / file
+        path.write_bytes(text.replace(old, new))
+        try:
+            result = ingest_metrics([path], db=db, at=T0, year=2025, format=name)["files"][0]
+            assert result["taken"] + result["rejected"] == result["rows"]
+        except TfanalyzeError as error:
+            assert "\n" not in str(error)
+    assert old in text, "the sample has what is turned"
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan"), 1e300, "1e999", "9" * 40])
+def test_no_time_is_made_of_what_is_none(value: object) -> None:
+    assert number_us(value) is None
+
+
+def test_an_error_stays_one_line() -> None:
+    assert str(TfanalyzeError("is\nodd", "a\r\nb", "mend\n it")) == "a b: is odd; mend it"

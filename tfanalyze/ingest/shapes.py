@@ -115,7 +115,7 @@ class TextParser:
             self.known[stripped[:at]] = series
         if len(rest) == 2:
             stamp = number_of(rest[1])
-            ts_us = None if stamp is None else round(stamp * (1e6 if seconds else 1e3))
+            ts_us = None if stamp is None or not abs(stamp) < 1e15 else round(stamp * (1e6 if seconds else 1e3))
         self.sink.add(ts_us, series, value, number)
         return True
 
@@ -202,8 +202,9 @@ def read_wrapped(source: Source, settings: Settings, sink: Sink) -> None:
         if not isinstance(body, str):
             sink.rejects.append((number, "failed_scrape"))
             continue
-        instance = row.get("instance") or settings.instance or stem(source.name)
-        parser = parsers.setdefault(instance, TextParser(sink, str(instance)))
+        named = row.get("instance")
+        instance = (named if isinstance(named, str) else None) or settings.instance or stem(source.name)
+        parser = parsers.setdefault(instance, TextParser(sink, instance))
         ts_us = number_us(row.get("ts")) or iso_us(row.get("ts"), settings.tz)
         for line in body.split("\n"):
             parser.line(line, ts_us, number)
@@ -263,7 +264,7 @@ def read_victoria(source: Source, settings: Settings, sink: Sink) -> None:
             sink.rejects.append((number, "torn_last_line" if torn else "not_a_record"))
             continue
         for stamp, value in zip(stamps, values, strict=True):
-            sink.add(round(stamp * 1000) if isinstance(stamp, (int, float)) else None, series, number_of(value), number)
+            sink.add(round(stamp * 1000) if isinstance(stamp, (int, float)) and abs(stamp) < 1e15 else None, series, number_of(value), number)
 
 
 def _sniff_aiperf(head: Head) -> bool:
@@ -327,7 +328,8 @@ def _otlp_metric(metric: dict[str, Any], instance: str | None, sink: Sink) -> No
             name += "_delta"
         for point in _dicts(body.get("dataPoints")):
             stamp = number_of(point.get("timeUnixNano"))
-            ts_us = None if stamp is None else int(point["timeUnixNano"]) // 1000
+            nanoseconds = str(point.get("timeUnixNano")).strip()  # a string of digits in OTLP's JSON: a float would lose the last ones
+            ts_us = None if stamp is None or not abs(stamp) < 1e20 else (int(nanoseconds) if nanoseconds.isdigit() else int(stamp)) // 1000
             labels = _attributes(point.get("attributes"))
             if kind != "histogram":
                 value = number_of(point.get("asDouble", point.get("asInt")))
@@ -394,7 +396,7 @@ def _sniff_csv(head: Head) -> bool:
 
 def read_csv(source: Source, settings: Settings, sink: Sink) -> None:
     """CSV with a time column: a column a series (dashboards), or columns metric/name and value (long form)."""
-    rows = csv.reader((text for _, text in files.lines(source) if not text.startswith("sep=")))
+    rows = csv.reader((text.replace("\r", " ") for _, text in files.lines(source) if not text.startswith("sep=")))
     header = [name.strip() for name in next(rows, [])]
     time = _time_column(header)
     if time is None:

@@ -134,7 +134,7 @@ def number_us(value: object) -> int | None:
             value = int(value) if value.isdigit() else float(value)
         except ValueError:
             return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e20:
         return None
     if abs(value) >= 1e17:
         return int(value) // 1000
@@ -142,7 +142,7 @@ def number_us(value: object) -> int | None:
         return int(value)
     if abs(value) >= 1e11:
         return round(value * 1e3)
-    return round(value * 1e6) if abs(value) < 1e300 else None
+    return round(value * 1e6)
 
 
 def when_us(value: str | float, tz: str, name: str) -> int:

@@ -64,10 +64,10 @@ def read(source: Source, ctx: Context) -> Iterator[Row]:
 
 
 def _window(text: str) -> tuple[float, float, float, str] | None:
-    cells = next(csv.reader([text]), [])
     try:
+        cells = next(csv.reader([text.replace("\r", " ")]), [])
         start_s, rate, cv = (float(cell) for cell in cells[:3])
-    except ValueError:
+    except (ValueError, csv.Error):
         return None
     if len(cells) < 4 or not all(math.isfinite(x) and 0 <= x < 1e9 for x in (start_s, rate, cv)) or rate > 1e5:
         return None

@@ -57,7 +57,7 @@ def _received(text: str, start: re.Match[str], time_us: int | None, number: int,
     if lora:
         row["model_version"] = lora[1]
     if ids and not ids[2] and ids[1].strip():
-        tokens = [int(token) for token in ids[1].split(",") if token.strip()]
+        tokens = [int(token) for token in ids[1].replace(",", " ").split()]
         row["input_tokens"] = len(tokens)
         row["blocks"] = blocks.hash_tokens(ctx.key, tokens) or None
         row["block_size"] = blocks.TOKENS_PER_BLOCK
