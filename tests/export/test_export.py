@@ -207,6 +207,28 @@ def test_helm_values_pass_the_charts_own_schema(seed: int, tmp_path: Path) -> No
     assert list(validator.iter_errors(doc))
 
 
+@pytest.mark.parametrize(
+    ("target", "program"),
+    [("sglang", "python -m sglang_router.launch_router"), ("vllm-router", "vllm-router")],
+)
+def test_a_bucket_that_fills_each_second_is_read_as_no_limit_and_made_one(
+    target: str, program: str, tmp_path: Path
+) -> None:
+    """Both let as many new requests in each second as the limit says, unless a slower rate is given."""
+    path = tmp_path / "start.sh"
+    path.write_text(f"{program} --policy cache_aware --max-concurrent-requests 64 --worker-urls http://a:1\n")
+    _, policy = from_gateway(path, target)
+    assert type(policy.admit).name == "admit_all"
+    limited = replace(
+        policy, admit=load_policy("router_queue", {"router_queue.max_concurrent_requests": 64}).admit
+    )
+    result = run(target, limited, tmp_path / "o", current=path)
+    text = (tmp_path / "o" / result["files"][0]).read_text()
+    assert "--rate-limit-tokens-per-second 1" in text and "--max-concurrent-requests 64" in text
+    assert any("token bucket" in line for line in result["dropped"])
+    assert from_gateway(tmp_path / "o" / result["files"][0], target)[1] == limited
+
+
 def test_a_manifest_of_environment_variables_is_edited_in_place(tmp_path: Path) -> None:
     text = 'spec:\n  template:\n    spec:\n      containers:\n        - name: gateway  # do not rename\n          env:\n            - name: ROUTING_ALGORITHM\n              value: "prefix-cache:3,least-request:1"\n            - name: OTHER\n              value: x\n'
     path = tmp_path / "deploy.yaml"
@@ -236,6 +258,8 @@ REFUSED = [
     ("sglang", "python -m sglang_router.launch_router --policy cache_aware --cache-threshold 2.0", "allowed: 0 to 1"),
     ("sglang", "python -m sglang_router.launch_router --policy bucket", "allowed: cache_aware"),
     ("smg", "smg launch --policy least_load --selection-temperature 0.7", "not modelled"),
+    ("smg", "smg launch --tenant-rate-limit-enabled", "not modelled"),
+    ("envoy", "static_resources: {listeners: [{http_filters: [{name: envoy.filters.http.adaptive_concurrency}]}]}\n", "adaptive_concurrency is not modelled"),
     ("smg", "smg launch --priority-scheduler-enabled --priority-scheduler-config gone.yaml", "not there"),
     ("dynamo", "worker_selection: {aggregated: x, instances: [{name: x, type: thunderagent}]}", "not modelled"),
     ("aibrix", "ROUTING_ALGORITHM=prefix-cache:3,vtc-basic:1\n", "vtc-basic"),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gateways.engines import Engine, free_port, running, started
+from tests.gateways.engines import Engine, chat, free_port, running, started
 from tests.gateways.held import Book, held, steps_of
 from tests.gateways.test_real_gateways import SMG_EXTRA, command, warm, written
 from tfanalyze.replay.policies import load_policy
@@ -124,3 +127,41 @@ def test_the_router_chooses_as_the_simulated_policy(
     )
     print("\n".join(others[:12]))
     assert share > (0.85 if blocks else 0.97)
+
+
+@pytest.mark.parametrize(
+    ("target", "spec", "unlimited", "most"),
+    [("sglang", "sglang", True, 9), ("vllm-router", "vllm_router", True, 10), ("smg", "smg", False, 4)],
+)
+@pytest.mark.parametrize("rate", [True, False])
+def test_the_concurrency_limit_is_one(
+    program: Find, tmp_path: Path, target: str, spec: str, unlimited: bool, most: int, rate: bool
+) -> None:
+    """Twelve requests in four seconds at a limit of four: without the exported rate, two of the routers let all of them in."""
+    settings: dict[str, float | str] = {
+        "router_queue.max_concurrent_requests": 4,
+        "router_queue.queue_size": 50,
+    }
+    with running([Engine("a")]) as engines:
+        script, port = written(target, f"{spec}+router_queue", settings, engines, tmp_path), free_port()
+        if not rate:
+            script.write_text(script.read_text().replace("--rate-limit-tokens-per-second 1", ""))
+        url = f"http://127.0.0.1:{port}"
+        with started(argv_of(program, target, script, port), tmp_path / "log", url + "/health", env=OFFLINE):
+            warm(url)
+            time.sleep(5.0)  # the bucket is full again
+            engines[0].delay_s = 8.0
+            for k in range(12):
+                threading.Thread(target=quiet_chat, args=(url, f"x{k}"), daemon=True).start()
+                time.sleep(0.33)
+            time.sleep(0.3)
+            inside = engines[0].running
+    assert inside >= 4
+    assert inside <= (most if rate or not unlimited else 12)
+    if unlimited and not rate:
+        assert inside == 12
+
+
+def quiet_chat(url: str, text: str) -> None:
+    with contextlib.suppress(OSError, HTTPException):  # the gateway is stopped before it answers
+        chat(url, text, timeout_s=30.0)

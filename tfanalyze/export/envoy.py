@@ -26,6 +26,7 @@ from tfanalyze.export.parts import (
 from tfanalyze.replay.policies import PolicySet
 
 WRITES_ADDRESSES = True
+FILTERS = ("admission_control", "adaptive_concurrency", "local_ratelimit", "ext_proc", "fault")
 PROOF = "proven: envoy 1.40.0 --mode validate accepts it; weights and breakers were seen to act (make test-gateways)"
 MAIN = "envoy.yaml"
 SITES = 4
@@ -207,8 +208,26 @@ def check(files: Mapping[str, str]) -> list[str]:
     return found
 
 
+def _refuse_filters(node: Any, where: str) -> None:
+    """HTTP filters that turn requests away or choose hosts by rules that replay's envoy policies do not have."""
+    if isinstance(node, dict):
+        for entry in node.get("http_filters") or []:
+            kind = str(entry.get("name")) + str((entry.get("typed_config") or {}).get("@type"))
+            for name in FILTERS:
+                if name in kind:
+                    raise ExportError(
+                        f"http filter {name} is not modelled",
+                        where,
+                        "the nearest is a circuit breaker for each class: envoy_breakers",
+                    )
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _refuse_filters(value, where)
+
+
 def parse(text: str, where: str, files: Mapping[str, str] | None = None) -> PolicySet:
-    cluster = _cluster(yamltext.plain(yamltext.load(text, where)), where)
+    whole = yamltext.plain(yamltext.load(text, where))
+    _refuse_filters(whole, where)
+    cluster = _cluster(whole, where)
     endpoints = cluster["load_assignment"].get("endpoints") or []
     if len(endpoints) > SITES:
         raise ExportError(f"{len(endpoints)} localities; {SITES} are modelled", where, "merge some")

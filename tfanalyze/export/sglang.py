@@ -34,12 +34,15 @@ def sniff(text: str) -> bool:
 
 def render(policy: PolicySet, ctx: Context) -> Rendered:
     present = argv.flags(argv.tokens(ctx.current, ctx.current_name)) if ctx.current is not None else {}
-    new = argv.wanted(policy.instance, FLAGS, ctx, present) | routers.queue_wanted(policy, ctx, present)
+    new = argv.wanted(policy.instance, FLAGS, ctx, present) | routers.queue_wanted(
+        policy, ctx, present, bucket=True
+    )
     if ctx.current is None:
         text = argv.script("sglang-router 0.3.2", ["python", "-m", PROGRAM], new, routers.workers(ctx))
     else:
         text = argv.edit(ctx.current, new, "--policy" if "--policy" in present else PROGRAM, ctx.current_name)
     dropped = ("prefix matches are of characters there, of token blocks in replay",)
+    dropped += routers.bucket_words(policy)
     return Rendered({MAIN: text}, routers.notes(ctx), dropped, (f"sh {MAIN}",))
 
 
@@ -58,5 +61,5 @@ def parse(text: str, where: str, files: Mapping[str, str] | None = None) -> Poli
     cls = policy_class("sglang")
     return policy_set(
         instance=from_public(cls, argv.read(cls, found, FLAGS, where), where),
-        admit=routers.queue_read(found, where),
+        admit=routers.queue_read(found, where, bucket=True),
     )

@@ -27,6 +27,7 @@ FLAGS = {
     )
 }  # fmt: skip
 UNMODELLED = {
+    "--rate-limit-tokens-per-second": ("never", "--max-concurrent-requests"), "--tenant-rate-limit-enabled": ("never", "classes: smg_priority"),
     "--selection-temperature": ("0", "temperature 0"), "--overlap-decay": ("0", "overlap-decay 0"),
     "--worker-overload-shed": ("never", "without it a request goes to the least bad worker"),
     "--pd-disaggregation": ("never", "export for an aggregated fleet"),

@@ -38,12 +38,17 @@ def sniff(text: str) -> bool:
 
 def render(policy: PolicySet, ctx: Context) -> Rendered:
     present = argv.flags(argv.tokens(ctx.current, ctx.current_name)) if ctx.current is not None else {}
-    new = argv.wanted(policy.instance, FLAGS, ctx, present) | routers.queue_wanted(policy, ctx, present)
+    new = argv.wanted(policy.instance, FLAGS, ctx, present) | routers.queue_wanted(
+        policy, ctx, present, bucket=True
+    )
     if ctx.current is None:
         text = argv.script("vllm-router 0.1.17", [PROGRAM], new, routers.workers(ctx))
     else:
         text = argv.edit(ctx.current, new, "--policy" if "--policy" in present else PROGRAM, ctx.current_name)
-    dropped = ("prefix matches are of single tokens there, of whole blocks in replay",)
+    dropped = (
+        "prefix matches are of single tokens there, of whole blocks in replay",
+        *routers.bucket_words(policy),
+    )
     notes = routers.notes(ctx)
     if params_of(policy.instance)["policy"] == "cache_aware":
         notes += (RENDER_NOTE,)
@@ -65,5 +70,5 @@ def parse(text: str, where: str, files: Mapping[str, str] | None = None) -> Poli
     cls = policy_class("vllm_router")
     return policy_set(
         instance=from_public(cls, argv.read(cls, found, FLAGS, where), where),
-        admit=routers.queue_read(found, where),
+        admit=routers.queue_read(found, where, bucket=True),
     )
