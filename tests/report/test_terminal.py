@@ -102,6 +102,12 @@ def test_colour_only_where_it_is_wanted() -> None:
     assert "\x1b[" in shown(terminal.render_tune(RESULTS["tune"]), color=True)
 
 
+def test_a_rival_that_serves_nothing_has_no_percentage() -> None:
+    rival = {"baseline": 0.0, "tuned": 3670.0, "gain_pct": 3.7e14, "ci_low_pct": 3.5e14, "ci_high_pct": 3.8e14}
+    text = shown(terminal.render_tune(RESULTS["tune"] | {"against": {"prefix_affinity": rival}}))
+    assert "from nothing" in text and "e+14" not in text and "000,000" not in text
+
+
 def test_every_part_may_be_missing() -> None:
     for command, least in {"tune": {"verdict": "keep_current"}, "validate": {}, "fit": {}, "export": {}, "lint": {}, "inspect": {"requests": 0}}.items():
         assert isinstance(shown(getattr(terminal, f"render_{command}")(least)), str)

@@ -12,6 +12,7 @@ from rich.text import Text
 from tfanalyze.report.numbers import count, digits, pretty, rate, seconds, share, signed_pct, sparkline, words
 from tfanalyze.report.parts import Found, grid, now, number, p95, pairs, remarks, sentences, stack, tone, was
 
+FROM_NOTHING_PCT = 1e5  # a difference larger than this is one to a baseline of about zero: no percentage says anything
 TONES = {"gain": "green", "within_model_error": "yellow", "keep_current": "yellow", "worse_under_overload": "red"}
 VERDICTS = {
     "gain": "gain",
@@ -118,6 +119,8 @@ def render_tune(found: Found) -> RenderableType:
 
 def _difference(one: Found) -> tuple[str, str, Text, str]:
     gain = one.get("gain_pct")
+    if isinstance(gain, (int, float)) and abs(gain) > FROM_NOTHING_PCT:
+        return (_amount(one.get("baseline")), _amount(one.get("tuned")), Text("from nothing"), "")
     return (_amount(one.get("baseline")), _amount(one.get("tuned")), tone(gain, signed_pct(number(gain))), _interval(one))
 
 

@@ -237,13 +237,16 @@ def _chosen(setup: Setup, found: Found) -> PolicySet:
 def _no_power(setup: Setup, power: Power) -> dict[str, Any]:
     loads = ev.by_load(setup.bench, setup.present, setup.present)
     text = (
-        f"None of {power.tries} random settings of these knobs changes the objective measurably on this traffic "
-        f"(largest effect {power.largest_pct:+.2f} %): no search can help. Try a heavier load, other classes or another policy."
+        f"None of {power.tries} random settings of these knobs moves the objective by more than chance does on this traffic "
+        f"(the largest difference is {power.largest_pct:+.2f} %): no search can help. Try a heavier load, other classes or another policy."
     )
+    usual = defaults_of(setup.space)
+    against = ev.against(setup.bench, {"present": setup.present, f"{usual.name} defaults": usual}, setup.present)
     setup.say(1.0, "done: the knobs do not matter here")
     return {
         "power": power.to_json(), "trials": 0, "search_s": 0.0, "optuna_share": 0.0, "verdict": "keep_current", "verdict_reason": text,
-        "model_error_pct": None, "baselines": {}, "against": {}, "knobs": {}, "recommend": describe(setup.present),
+        "model_error_pct": None, "knobs": {},
+        "baselines": {name: row["goodput"] for name, row in against.items() if name != "present"}, "against": against, "recommend": describe(setup.present),
         **_holdout_facts(setup, setup.present, loads, [], 0),
     }  # fmt: skip
 

@@ -40,7 +40,7 @@ def make_inner(name: str, seed: int, startup: int, grouped: bool) -> optuna.samp
             from importlib.util import find_spec
 
             if find_spec("torch") is None:  # Optuna would say so only after the random trials
-                raise ConfigError("the sampler gp needs PyTorch, which is not installed", "tune", "pip install torch, or use tpe")
+                raise ConfigError("the sampler gp needs PyTorch, which is not installed", "tune", "pip install 'tfanalyze[gp]' (several GB), or use tpe")
             return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup)
         if name == "cmaes":
             return optuna.samplers.CmaEsSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
