@@ -41,8 +41,10 @@ def render(policy: PolicySet, ctx: Context) -> Rendered:
         text = argv.script("sglang-router 0.3.2", ["python", "-m", PROGRAM], new, routers.workers(ctx))
     else:
         text = argv.edit(ctx.current, new, "--policy" if "--policy" in present else PROGRAM, ctx.current_name)
-    dropped = ("prefix matches are of characters there, of token blocks in replay",)
-    dropped += routers.bucket_words(policy)
+    dropped = (
+        "prefix matches are of characters there, of token blocks in replay",
+        *routers.bucket_words(policy),
+    )
     return Rendered({MAIN: text}, routers.notes(ctx), dropped, (f"sh {MAIN}",))
 
 
