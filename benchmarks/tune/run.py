@@ -100,8 +100,6 @@ def tuned(case: dict[str, Any], policy: str, trials: int, baseline: str | None =
 def gain(row: dict[str, Any]) -> str:
     if abs(row["gain_pct"]) > 1e5:  # against a rival that delivers nothing
         return "from nothing"
-    if abs(row["gain_pct"]) > 1e5:
-        return "from nothing"
     return f"{row['gain_pct']:+.1f} % [{row['ci_low_pct']:+.1f}, {row['ci_high_pct']:+.1f}]"
 
 
