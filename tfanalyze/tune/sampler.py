@@ -41,7 +41,7 @@ def make_inner(name: str, seed: int, startup: int, grouped: bool) -> optuna.samp
 
             if find_spec("torch") is None:  # Optuna would say so only after the random trials
                 raise ConfigError("the sampler gp needs PyTorch, which is not installed", "tune", "pip install 'tfanalyze[gp]' (several GB), or use tpe")
-            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup)
+            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
         if name == "cmaes":
             return optuna.samplers.CmaEsSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
     raise ConfigError(f"no sampler '{name}'", "tune", f"use one of {', '.join(SAMPLERS)}")
